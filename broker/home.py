@@ -1,0 +1,390 @@
+"""A job's home: its prefix in the user's object store, and the objects that broker and guest exchange there.
+
+`Home` is the store with this project's errors; `JobKeys` names every object of one job; `Control` is the one object by
+which a broker directs its guests; `lineage` walks the chain of parents that restores may read. Runs on both sides,
+so nothing here but the standard library and obstore.
+
+Layout, below the home's URL::
+
+    beats/J/N                counter, state, progress: guest N, every beat
+    jobs/J/control           the broker's word: who is live, who retires, until when
+    jobs/J/spec              the task as frozen at submission
+    jobs/J/artefacts/SHA     guest zipapp, packed workdir
+    jobs/J/gen/N/boot        one-time boot script of placement N, deleted once read
+    jobs/J/gen/N/parent      the (generation, seq) that N started from
+    jobs/J/gen/N/manifest/S  snapshot S of N
+    jobs/J/gen/N/closed      N's program has ended and its last manifest is out
+    jobs/J/gen/N/result      how the program ended
+    jobs/J/gen/N/log/S       output of N, part S
+    jobs/J/access/N          fresh credentials for N, where they are renewed
+    jobs/J/blobs/SHA         file contents, shared by all generations
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from broker.errors import ConfigError, HomeAccessDenied, HomeAccessExpired, HomeError, HomeUnavailable
+
+EXPIRED = re.compile(r"ExpiredToken|RequestTimeTooSkewed|InvalidToken|token (has |is )?expired", re.IGNORECASE)
+DENIED = re.compile(r"\b403\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach a home: its URL and the store's own settings, keys included.
+
+    expires_at: seconds since the epoch, None where it does not end. scoped: the key reaches this job's prefix only.
+    """
+
+    url: str
+    config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    expires_at: float | None = None
+    scoped: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "config": dict(self.config),
+            "expires_at": self.expires_at,
+            "scoped": self.scoped,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Access:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object in a listing. modified: the store's time, seconds since the epoch."""
+
+    key: str
+    size: int
+    modified: float
+    e_tag: str
+
+
+class Home:
+    """One object store prefix. Every method raises a `HomeError` and nothing else of the store's."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.store, self.is_local = _open(access)
+
+    @property
+    def url(self) -> str:
+        return self.access.url
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write one small object whole, over what was there."""
+        with translated(key):
+            self.store.put(key, data, use_multipart=False)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write one small object unless it exists; False if it did."""
+        from obstore.exceptions import AlreadyExistsError
+
+        with translated(key):
+            try:
+                self.store.put(key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def get(self, key: str) -> bytes:
+        """Read one object whole; FileNotFoundError where there is none."""
+        with translated(key):
+            return bytes(self.store.get(key).bytes())
+
+    def find(self, key: str) -> bytes | None:
+        """Read one object whole; None where there is none."""
+        try:
+            return self.get(key)
+        except FileNotFoundError:
+            return None
+
+    def list(self, prefix: str, *, after: str | None = None) -> list[Entry]:
+        """Every object below `prefix`, sorted by key; `after` leaves out keys up to and including it."""
+        found: list[Entry] = []
+        with translated(prefix):
+            for page in self.store.list(prefix, offset=after, chunk_size=1000):
+                found.extend(
+                    Entry(m["path"], m["size"], m["last_modified"].timestamp(), m["e_tag"] or "") for m in page
+                )
+        return sorted(found, key=lambda entry: entry.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; those that are not there are no error."""
+        for key in keys:
+            with translated(key):
+                try:
+                    self.store.delete(key)
+                except FileNotFoundError:
+                    continue
+
+    def sign_get(self, key: str, seconds: float) -> str:
+        """A URL that reads this one object without a key, for at most 7 days. A folder's is a plain `file://`."""
+        if self.is_local:
+            return f"{self.url.rstrip('/')}/{key}"
+        import obstore
+
+        with translated(key):
+            return str(obstore.sign(self.store, "GET", key, timedelta(seconds=min(seconds, 7 * 86400))))
+
+    def probe(self) -> float:
+        """Write, read back and delete a small object; return the store's time, seconds since the epoch.
+
+        The object lies below `probe/`, so the caller's key must reach the whole home.
+        """
+        return self.time(f"probe/{uuid.uuid4().hex}", delete=True)
+
+    def time(self, key: str, *, delete: bool = False) -> float:
+        """The store's time, read from an object written at `key` for the purpose."""
+        self.put(key, b"{}")
+        with translated(key):
+            if bytes(self.store.get(key).bytes()) != b"{}":
+                raise HomeError(f"{self.url} does not read back what was written to it")
+            at = float(self.store.head(key)["last_modified"].timestamp())
+        if delete:
+            self.delete([key])
+        return at
+
+
+def _open(access: Access) -> tuple[Any, bool]:
+    parts = urlsplit(access.url)
+    if parts.scheme == "file":
+        from obstore.store import LocalStore
+
+        folder = Path(unquote(parts.path))
+        folder.mkdir(parents=True, exist_ok=True)
+        return LocalStore(folder, automatic_cleanup=False), True
+    from datetime import timedelta as seconds
+
+    from obstore.store import from_url
+
+    options: dict[str, Any] = {"timeout": seconds(seconds=120), "connect_timeout": seconds(seconds=5)}
+    config: dict[str, Any] = dict(access.config)
+    if str(config.get("endpoint", config.get("aws_endpoint", ""))).startswith("http://"):
+        options["allow_http"] = True
+    retry = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
+    try:
+        return from_url(access.url, config=config, client_options=options, retry_config=retry), False
+    except Exception as error:
+        raise ConfigError(
+            f"the home {access.url!r} cannot be opened: {error}",
+            fix="a home is file:///FOLDER or s3://BUCKET/PREFIX",
+        ) from error
+
+
+@contextmanager
+def translated(key: str) -> Iterator[None]:
+    """Turn obstore's exceptions into ours; FileNotFoundError stays itself.
+
+    obstore lists and deletes in bulk with GenericError even for 403, so the text is read too (obstore 0.12.1).
+    """
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError) as error:
+        text = str(error)
+        if EXPIRED.search(text):
+            raise HomeAccessExpired(f"the access to {key} has expired: {first_line(text)}") from error
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or DENIED.search(text):
+            raise HomeAccessDenied(f"no access to {key}: {first_line(text)}") from error
+        raise HomeUnavailable(f"the store did not serve {key}: {first_line(text)}") from error
+
+
+def first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:300]
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """The name of every object of one job."""
+
+    job: str
+
+    @property
+    def root(self) -> str:
+        return f"jobs/{self.job}"
+
+    @property
+    def control(self) -> str:
+        return f"{self.root}/control"
+
+    @property
+    def spec(self) -> str:
+        return f"{self.root}/spec"
+
+    @property
+    def beats(self) -> str:
+        return f"beats/{self.job}"
+
+    @property
+    def generations(self) -> str:
+        return f"{self.root}/gen"
+
+    def artefact(self, sha256: str) -> str:
+        return f"{self.root}/artefacts/{sha256}"
+
+    def blob(self, sha256: str) -> str:
+        return f"{self.root}/blobs/{sha256}"
+
+    def access(self, generation: int) -> str:
+        return f"{self.root}/access/{generation}"
+
+    def beat(self, generation: int) -> str:
+        return f"beats/{self.job}/{generation}"
+
+    def boot(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/boot"
+
+    def parent(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/parent"
+
+    def closed(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/closed"
+
+    def result(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/result"
+
+    def manifests(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/manifest"
+
+    def manifest(self, generation: int, seq: int) -> str:
+        return f"{self.manifests(generation)}/{seq:08d}"
+
+    def logs(self, generation: int) -> str:
+        return f"{self.root}/gen/{generation}/log"
+
+    def log(self, generation: int, seq: int) -> str:
+        return f"{self.logs(generation)}/{seq:08d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the broker wants of one generation.
+
+    end_by: seconds since the epoch (the store's time), with its reason. order: run | retire | end.
+    why: the reason of a retire or end: notice, migrate, silence, stop, budget, deadline …
+    after: the generation whose program must have ended first; not_before: start then at the latest; go: start now.
+    """
+
+    end_by: float
+    end_why: str
+    order: str = "run"
+    why: str = ""
+    after: int | None = None
+    not_before: float | None = None
+    go: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The broker's word to the guests of one job; it alone writes it.
+
+    parents: generation -> (generation, seq) it started from, or None where it started fresh; the broker's copy of
+    each `parent` object, which wins over the object.
+    """
+
+    owner: str
+    epoch: int
+    live: int | None
+    retiring: tuple[int, ...]
+    generations: Mapping[int, Order]
+    parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
+
+    def stands(self, generation: int) -> bool:
+        """Is this generation one that may run at all?"""
+        return generation == self.live or generation in self.retiring
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {
+                "owner": self.owner,
+                "epoch": self.epoch,
+                "live": self.live,
+                "retiring": list(self.retiring),
+                "generations": {
+                    str(n): {
+                        "end_by": {"at": order.end_by, "why": order.end_why},
+                        "order": order.order,
+                        "why": order.why,
+                        "after": order.after,
+                        "not_before": order.not_before,
+                        "go": order.go,
+                    }
+                    for n, order in sorted(self.generations.items())
+                },
+                "parents": {str(n): list(p) if p else None for n, p in sorted(self.parents.items())},
+            },
+            sort_keys=True,
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Control:
+        data = json.loads(raw)
+        return cls(
+            owner=data["owner"],
+            epoch=data["epoch"],
+            live=data["live"],
+            retiring=tuple(data["retiring"]),
+            generations={
+                int(n): Order(
+                    end_by=order["end_by"]["at"],
+                    end_why=order["end_by"]["why"],
+                    order=order["order"],
+                    why=order["why"],
+                    after=order["after"],
+                    not_before=order["not_before"],
+                    go=order["go"],
+                )
+                for n, order in data["generations"].items()
+            },
+            parents={int(n): (p[0], p[1]) if p else None for n, p in data.get("parents", {}).items()},
+        )
+
+
+
+
+def lineage(
+    below: int,
+    parent_of: Callable[[int], tuple[int, int] | None],
+    started: Callable[[int], bool],
+    manifests_of: Callable[[int], list[int]],
+    closed_seq: Callable[[int], int | None],
+) -> Iterator[tuple[int, int]]:
+    """The snapshots that a generation may restore, newest first: pairs (generation, seq).
+
+    below: the generation that wants to start. A generation counts only if it has written its `parent` (`started`);
+    one without is skipped. From the newest started one the walk goes down its manifests, of which `closed.seq` is the
+    last that counts, and on to the parent it started from; what is outside that chain is never given.
+    """
+    generation = next((n for n in range(below - 1, 0, -1) if started(n)), None)
+    limit: int | None = None
+    while generation is not None:
+        last = closed_seq(generation)
+        for seq in sorted(manifests_of(generation), reverse=True):
+            if (limit is None or seq <= limit) and (last is None or seq <= last):
+                yield generation, seq
+        parent = parent_of(generation)
+        generation, limit = parent if parent is not None else (None, None)
+
+
+def folder_url(folder: str | os.PathLike[str]) -> str:
+    """The `file://` URL of a folder."""
+    return Path(folder).resolve().as_uri()

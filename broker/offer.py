@@ -1,0 +1,94 @@
+"""What can be rented now: `Offer`, and what is asked for: `OfferQuery`.
+
+Money is USD per hour, memory GiB, time seconds since the epoch. Each provider converts once, at its own edge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Market(StrEnum):
+    """How a machine is rented: `spot` may be taken back by its provider, `on_demand` may not."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Something rentable now.
+
+    price: USD per hour of the whole machine without its disk.
+    disk_price: USD per hour of the disk that the query asked for.
+    interruption: chance of being taken back per hour, where the provider or experience says so.
+    notice: seconds of warning before the machine is taken back; None where there is none.
+    ends_at: when the host stops being rentable, seconds since the epoch.
+    simulated: the money is not real.
+    """
+
+    provider: str
+    region: str
+    zone: str
+    instance_type: str
+    market: Market
+    price: float
+    disk_price: float = 0.0
+    gpu: str | None = None
+    gpu_count: int = 0
+    gpu_memory: float = 0.0
+    cpus: float = 0.0
+    memory: float = 0.0
+    disk: float = 0.0
+    interruption: float | None = None
+    notice: float | None = None
+    ends_at: float | None = None
+    fetched_at: float = 0.0
+    simulated: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.price > 0:
+            raise ValueError(f"an offer's price must be above zero, not {self.price!r}: {self.key}")
+
+    @property
+    def key(self) -> str:
+        """What tells this offer from every other: `provider/region/zone/instance_type/market`."""
+        return "/".join((self.provider, self.region, self.zone, self.instance_type, str(self.market)))
+
+    @property
+    def hourly(self) -> float:
+        """USD per hour of the whole machine, its disk included."""
+        return self.price + self.disk_price
+
+    @property
+    def where(self) -> str:
+        """`provider/region/zone`, for people."""
+        return "/".join(part for part in (self.provider, self.region, self.zone) if part)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "market": str(self.market)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Offer:
+        return cls(**{**data, "market": Market(data["market"])})
+
+
+@dataclass(frozen=True, slots=True)
+class OfferQuery:
+    """What a task asks of a machine. Sizes are at least; empty means no wish.
+
+    gpu, gpu_count: one canonical card and how many. disk: GiB that the offer's disk price is for.
+    infra: patterns `provider[/region[/zone]]` with `*`; an offer matches any of them.
+    """
+
+    gpu: str | None = None
+    gpu_count: int = 0
+    cpus: float = 0.0
+    memory: float = 0.0
+    disk: float = 20.0
+    infra: tuple[str, ...] = ()
+    image: str | None = None
+    markets: tuple[Market, ...] = (Market.SPOT, Market.ON_DEMAND)

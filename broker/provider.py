@@ -1,0 +1,218 @@
+"""The contract that every provider keeps, and its plain data.
+
+A provider is a class with the five members of `Provider`. It translates: its SDK's answers into the types here, its
+SDK's exceptions into `broker.errors`. It does not retry, count, log or cache; `broker.registry` wraps each provider
+once with what is common to all. `broker.testing.ProviderConformance` is this page as tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+from broker.offer import Market, Offer, OfferQuery
+
+TAG_INSTALLATION = "spotbroker-installation"
+TAG_JOB = "spotbroker-job"
+TAG_GENERATION = "spotbroker-generation"
+
+
+class State(StrEnum):
+    """Where an instance is in its life. `STOPPED` still costs its disk; `TERMINATED` costs nothing."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    TERMINATED = "terminated"
+
+
+class Cause(StrEnum):
+    """Why an instance stopped, in the provider's word. Never guessed from an exit code."""
+
+    PREEMPTED = "preempted"
+    USER = "user"
+    SELF = "self"
+    BROKER = "broker"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Word that an instance will be taken back.
+
+    at: when it was given. ends_at: when the machine goes, if that is known; both seconds since the epoch.
+    kind: the provider's word, such as `terminate`, `stop`. A mere rebalance hint is not a notice.
+    """
+
+    at: float
+    ends_at: float | None = None
+    kind: str = "terminate"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What the provider rented to us, as the provider names it.
+
+    hourly: USD per hour really charged, disk included; market: what was really rented, which may differ from
+    what was asked. launched_at and ended_at: seconds since the epoch, the provider's word.
+    """
+
+    provider: str
+    id: str
+    state: State
+    market: Market
+    hourly: float
+    tags: Mapping[str, str]
+    region: str = ""
+    zone: str = ""
+    instance_type: str = ""
+    cause: Cause | None = None
+    notice: Notice | None = None
+    launched_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def job(self) -> str:
+        return self.tags.get(TAG_JOB, "")
+
+    @property
+    def generation(self) -> int:
+        return int(self.tags.get(TAG_GENERATION, "0") or 0)
+
+    @property
+    def installation(self) -> str:
+        return self.tags.get(TAG_INSTALLATION, "")
+
+    @property
+    def alive(self) -> bool:
+        """May still cost more than its disk."""
+        return self.state in (State.PENDING, State.RUNNING, State.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """One placement's request, frozen and durable before it is sent. The same request means the same machine.
+
+    token: derived from job, generation and offer; the same at every replay, new for every generation.
+    user_data: the bootstrap, a POSIX-sh script. bid: USD per hour of the whole machine, None outside bidding.
+    end_by, frozen_at: seconds since the epoch. disk: GiB.
+    """
+
+    job: str
+    generation: int
+    offer: Offer
+    token: str
+    tags: Mapping[str, str]
+    user_data: str
+    disk: float
+    end_by: float
+    frozen_at: float
+    image: str | None = None
+    bid: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "tags": dict(self.tags), "offer": self.offer.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LaunchRequest:
+        return cls(**{**data, "offer": Offer.from_json(data["offer"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a provider is like; constants of its adapter, used by the core to decide without asking.
+
+    token: the launch API takes an idempotency token, so sending the same request again is safe.
+    list_lag: seconds after which a launched machine is surely in `instances()`.
+    poll: seconds between two calls of `instances()`. boot_limit: seconds from launch to the first beat.
+    notice: seconds of warning before a spot machine goes; None where there is none.
+    outside_limit: what ends a machine that cannot end itself; empty where nothing does.
+    """
+
+    token: bool = False
+    list_lag: float = 60.0
+    poll: float = 10.0
+    boot_limit: float = 900.0
+    notice: float | None = None
+    outside_limit: str = ""
+    simulated: bool = False
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """Rents machines. Five members; every one may raise `AuthFailed`, `RateLimited` or `ProviderUnavailable`."""
+
+    @property
+    def name(self) -> str:
+        """The entry point's name: `aws`, `vast` …"""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def offers(self, query: OfferQuery) -> Sequence[Offer]:
+        """Everything that fits the query and can be rented now: all pages, all enabled regions, both markets asked for.
+
+        What cannot be had now is left out. No offer has a price of zero: unknown prices are left out too. A region
+        that fails while others answer is named by raising `PartialOffers` with what did arrive. Safe to repeat.
+        """
+
+    def launch(self, request: LaunchRequest) -> Instance:
+        """Rent the machine that the frozen request describes; return on acceptance, do not wait for boot.
+
+        The instance carries `request.tags` from its creation on. Called again with the same request it returns the same
+        machine where the API has a token (`traits.token`); where not, the core looks by tag first. Raises `NoCapacity`,
+        `QuotaExceeded`, `InvalidRequest`; `Ambiguous` whenever a machine may exist though no id came back; a plain
+        `ProviderError` with the provider's own code for what is not known.
+        """
+
+    def instances(self) -> Sequence[Instance]:
+        """Every instance that carries our tag, in as few calls as the API allows: state, cause, notice.
+
+        Terminated ones are listed as long as the provider remembers them. Absent means not found: the core asks twice.
+        Raises rather than return a part of the list.
+        """
+
+    def terminate(self, instance: Instance) -> None:
+        """End the machine and everything that is billed with it. Idempotent; returns on acceptance.
+
+        An unknown id is success. `instances()` confirms the end.
+        """
+
+    def notice(self, instance: Instance) -> Notice | None:
+        """The notice of one instance as the control plane knows it; None without one."""
+
+
+class PartialOffers(Exception):  # noqa: N818 - it carries a result; the core unpacks it and goes on
+    """Some regions answered and others failed: `offers` is what arrived, `failures` names the rest."""
+
+    def __init__(self, offers: Sequence[Offer], failures: Mapping[str, Exception]) -> None:
+        super().__init__("; ".join(f"{where}: {error}" for where, error in failures.items()))
+        self.offers = list(offers)
+        self.failures = dict(failures)
+
+
+@runtime_checkable
+class ChangesBid(Protocol):
+    """Optional: the bid of a running instance can be changed. USD per hour of the whole machine."""
+
+    def change_bid(self, instance: Instance, bid: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PricePoint:
+    """The price of an offer's key at a moment, USD per hour without disk."""
+
+    key: str
+    at: float
+    price: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class PriceHistory(Protocol):
+    """Optional: past prices of what a query fits."""
+
+    def price_history(self, query: OfferQuery, since: float) -> Sequence[PricePoint]: ...
