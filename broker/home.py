@@ -177,7 +177,7 @@ def _open(access: Access) -> tuple[Any, bool]:
     config: dict[str, Any] = dict(access.config)
     if str(config.get("endpoint", config.get("aws_endpoint", ""))).startswith("http://"):
         options["allow_http"] = True
-    retry = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
+    retry: Any = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
     try:
         return from_url(access.url, config=config, client_options=options, retry_config=retry), False
     except Exception as error:

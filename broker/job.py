@@ -1,0 +1,343 @@
+"""Jobs as a user sees them: `run`, `plan`, `offers`, `get`, `jobs`, `costs` and the `Job` they return."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker import errors
+from broker.config import Config, load as load_config
+from broker.offer import Market, Offer
+from broker.task import Task, load as load_task
+
+if TYPE_CHECKING:
+    from broker.home import Home
+    from broker.policy.choose import Decision
+    from broker.store import Event, JobRow, PlacementRow, Store
+
+OnEvent = Callable[["Event"], None]
+ENDINGS: Mapping[str, type[errors.JobEnded]] = {
+    "failed": errors.JobFailed,
+    "stopped": errors.JobStopped,
+    "limit": errors.LimitReached,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be rented for a task, and why. `failures` names providers that did not answer.
+
+    home: where the job's snapshots would go. size: bytes of the workdir, None without one.
+    """
+
+    task: Task
+    decision: Decision
+    failures: Mapping[str, str]
+    home: str
+    size: int | None
+    providers: tuple[str, ...]
+
+
+class Job:
+    """A handle on one job. What it says is as of the last `refresh`."""
+
+    def __init__(self, row: JobRow, config: Config, store: Store) -> None:
+        self.row = row
+        self.config = config
+        self.store = store
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.status}>"
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    @property
+    def status(self) -> str:
+        """pending, starting, running, moving, stopping; or its end: succeeded, failed, stopped, limit, unavailable, error."""
+        return self.row.status
+
+    @property
+    def done(self) -> bool:
+        return self.row.done
+
+    @property
+    def message(self) -> str:
+        return self.row.message
+
+    @property
+    def exit_code(self) -> int:
+        """What a command about this job exits with: 0 success, 100 failed, 103 stopped, 104 limit, 75 nothing to be had, 101 not ended."""
+        return 101 if self.row.exit_code is None else self.row.exit_code
+
+    @property
+    def task(self) -> Task:
+        """The task as submitted, without its secrets' values."""
+        return Task.from_json(self.row.task)
+
+    @property
+    def spent(self) -> float:
+        """USD spent so far, by the clock and the prices that were really paid."""
+        now = time.time()
+        return sum(row.cost(now) for row in self.placements())
+
+    @property
+    def home(self) -> Home:
+        from broker.access import own
+        from broker.home import Home
+
+        return Home(own(self.config, self.row.home))
+
+    def refresh(self) -> Job:
+        self.row = self.store.job(self.id)
+        return self
+
+    def placements(self) -> list[PlacementRow]:
+        """Every attempt, oldest first."""
+        return self.store.placements(self.id)
+
+    def events(self, after: int = 0) -> list[Event]:
+        """What happened, in order; `after` is the last `seq` already seen."""
+        return self.store.events(self.id, after=after)
+
+    def wait(self, timeout: float | None = None, on_event: OnEvent | None = None) -> Job:
+        """Block until the job has ended; `on_event` gets every event once. Raises JobUnfinished after `timeout` seconds.
+
+        Waiting needs a live broker somewhere; it does not itself drive the job.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        seen = 0
+        while True:
+            done = self.refresh().done
+            if on_event is not None:
+                for event in self.events(after=seen):
+                    seen = event.seq
+                    on_event(event)
+            if done:
+                return self
+            if deadline is not None and time.monotonic() > deadline:
+                raise errors.JobUnfinished(
+                    f"{self.id} is still {self.status} after {timeout:.0f} s",
+                    job=self.id,
+                    fix=f"broker logs -f {self.id}",
+                )
+            time.sleep(0.2)
+
+    def check(self) -> Job:
+        """Raise what the job's end calls for: JobFailed, JobStopped, LimitReached, NothingAvailable; itself on success."""
+        if self.status in ENDINGS:
+            raise ENDINGS[self.status](self.message, job=self.id, fix=self.row.fix)
+        if self.status == "unavailable":
+            raise errors.NothingAvailable(self.message, fix=self.row.fix)
+        if self.status == "error":
+            raise errors.BrokerError(self.message, fix=self.row.fix)
+        return self
+
+    def logs(self, *, follow: bool = False, after: tuple[int, int] = (0, -1)) -> Iterator[tuple[int, int, str]]:
+        """The program's output over all its machines: (generation, part, text), secrets masked; `follow` until the end."""
+        from broker.home import JobKeys
+
+        keys, home = JobKeys(self.id), self.home
+        while True:
+            done = self.refresh().done
+            for row in self.placements():
+                if row.generation < after[0]:
+                    continue
+                start = after[1] if row.generation == after[0] else -1
+                offset = keys.log(row.generation, start) if start >= 0 else None
+                for entry in home.list(keys.logs(row.generation), after=offset):
+                    part = int(entry.key.rsplit("/", 1)[1])
+                    after = (row.generation, part)
+                    yield row.generation, part, home.get(entry.key).decode("utf-8", "replace")
+            if done or not follow:
+                return
+            time.sleep(0.5)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask for the end: the guest saves, uploads and ends its machine; `now` does not wait for it.
+
+        Carried out by a live broker; `wait` sees the end.
+        """
+        self.store.ask(self.id, "stop-now" if now else "stop")
+
+    def pull(self, to: Path) -> list[Path]:
+        """Download the job's outputs into a folder. Raises JobUnfinished while there are none yet."""
+        import json
+
+        from broker.home import JobKeys
+        from broker.snapshot import File, download
+
+        keys, home = JobKeys(self.id), self.home
+        for row in reversed(self.placements()):
+            raw = home.find(keys.result(row.generation))
+            outputs = json.loads(raw).get("outputs") if raw else None
+            if outputs:
+                files = {path: File(**fields) for path, fields in outputs.items()}
+                download(home, keys, files, to)
+                return [to / path for path in files]
+        raise errors.JobUnfinished(f"{self.id} has no outputs yet", job=self.id, fix=f"broker wait {self.id}")
+
+
+def _settled(task: Task, config: Config, changes: Mapping[str, Any]) -> Task:
+    """The task with the caller's overrides, and the home that holds it."""
+    given = {key: value for key, value in changes.items() if value is not None}
+    if infra := given.pop("infra", ()):
+        given["resources"] = tuple(dataclasses.replace(r, infra=tuple(infra)) for r in task.resources)
+    return dataclasses.replace(task, **given) if given else task
+
+
+def home_of(task: Task, config: Config) -> str:
+    """The URL of the home that a task's job gets: the task's, the configured one, or a folder for `local` only."""
+    from broker.home import folder_url
+
+    return task.home or config.home or folder_url(config.state / "home")
+
+
+def plan(
+    task: Task | Path | str,
+    *,
+    spot: str | None = None,
+    max_price: float | None = None,
+    infra: Sequence[str] = (),
+    config: Config | None = None,
+) -> Plan:
+    """Rank what could be rented for a task now, with reasons. Costs nothing and leaves nothing behind."""
+    from broker import registry
+    from broker.lifecycle import wish_of
+    from broker.market import Marketplace
+    from broker.policy.choose import Memory, choose
+    from broker.workdir import size
+
+    config = config or load_config()
+    task = _settled(load_task(task), config, {"spot": spot, "max_price": max_price, "infra": infra})
+    wish = wish_of(task)
+    book = Marketplace(config).offers(wish.queries)
+    decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), moves_left=task.max_moves)
+    return Plan(
+        task=task,
+        decision=decision,
+        failures=book.failures,
+        home=home_of(task, config),
+        size=size(task.workdir) if task.workdir else None,
+        providers=tuple(registry.names()),
+    )
+
+
+def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
+    """Write a job down and put what is frozen of it into its home. Nothing is rented yet."""
+    from broker.lifecycle import prepare
+    from broker.store import JobRow
+    from broker.vault import seal
+
+    job_id = f"{task.name}-{uuid.uuid4().hex[:6]}"
+    home = home_of(task, config)
+    prepared = prepare(job_id, task, home, config)
+    row = JobRow(
+        id=job_id,
+        name=task.name,
+        created_at=time.time(),
+        status="pending",
+        home=home,
+        task=task.to_json(),
+        secrets=seal(config.state, task.secrets),
+        prepared=prepared,
+        plan=decision.to_json() if decision is not None else None,
+    )
+    store.add_job(row)
+    store.event(job_id, "submitted", f"submitted; home {home}", once="")
+    return Job(store.job(job_id), config, store)
+
+
+def run(
+    task: Task | Path | str,
+    *,
+    spot: str | None = None,
+    max_price: float | None = None,
+    infra: Sequence[str] = (),
+    detach: bool = False,
+    on_event: OnEvent | None = None,
+    config: Config | None = None,
+) -> Job:
+    """Run a task to its end: pick, launch, follow, move, account. Returns the ended job, whatever its end.
+
+    This process drives the job. `detach` returns as soon as the job is written down; a broker in the background, started
+    if none is alive, drives it. Raises ConfigError and TaskError before anything is rented; how the job itself ended is
+    `job.status`, and `job.check()` raises it.
+    """
+    from broker import engine
+    from broker.store import open_store
+
+    config = config or load_config()
+    settled = _settled(load_task(task), config, {"spot": spot, "max_price": max_price, "infra": infra})
+    store = open_store(config.state, config.database)
+    job = submit(settled, config=config, store=store)
+    if detach:
+        engine.ensure_background(config)
+        return job
+    with engine.running(config) as live:
+        live.drive(job.id)
+        job.wait(on_event=on_event)
+    return job
+
+
+def get(job: str, *, config: Config | None = None) -> Job:
+    """A job by id, or the newest of a name. Raises JobNotFound."""
+    from broker.store import open_store
+
+    config = config or load_config()
+    store = open_store(config.state, config.database)
+    return Job(store.find(job), config, store)
+
+
+def jobs(*, active: bool = False, since: float | None = None, config: Config | None = None) -> list[Job]:
+    """All jobs, the newest first; `active`: only those not ended; `since`: seconds since the epoch."""
+    from broker.store import open_store
+
+    config = config or load_config()
+    store = open_store(config.state, config.database)
+    return [Job(row, config, store) for row in store.jobs(active=active, since=since)]
+
+
+def costs(*, since: float | None = None, config: Config | None = None) -> dict[str, float]:
+    """USD spent by job id."""
+    return {job.id: job.spent for job in jobs(since=since, config=config)}
+
+
+def offers(
+    gpu: str | None = None,
+    *,
+    cpus: float = 0.0,
+    memory: float = 0.0,
+    disk: float = 20.0,
+    spot: bool | None = None,
+    infra: Sequence[str] = (),
+    config: Config | None = None,
+) -> list[Offer]:
+    """What can be rented now, cheapest first. gpu: `A100` or `A100:8`, None for machines without one."""
+    from broker.gpus import canonical
+    from broker.market import Marketplace
+    from broker.offer import OfferQuery
+
+    name, _, count = (gpu or "").partition(":")
+    markets = {None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)}[spot]
+    query = OfferQuery(
+        gpu=canonical(name) if name else None,
+        gpu_count=int(count or 1) if name else 0,
+        cpus=cpus,
+        memory=memory,
+        disk=disk,
+        infra=tuple(infra),
+        markets=markets,
+    )
+    book = Marketplace(config or load_config()).offers([query])
+    return sorted(book.offers, key=lambda offer: offer.hourly)
