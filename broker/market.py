@@ -1,0 +1,164 @@
+"""The market: what every provider offers now, asked side by side.
+
+A provider that fails or is late never spoils the others' answers: it is named in `OfferBook.failures`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from broker.config import Config
+from broker.errors import BrokerError
+from broker.offer import Offer, OfferQuery
+from broker.policy.infra import may_name
+from broker.provider import PartialOffers, Provider
+
+Open = Callable[[str, Config], Provider]
+Listener = Callable[[Sequence[Offer]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBook:
+    """One look at the market. at: when it was taken, seconds since the epoch.
+
+    failures: what could not be asked, by provider or by `provider/region`, with the error's text and fix.
+    """
+
+    offers: tuple[Offer, ...]
+    failures: Mapping[str, str]
+    at: float
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one provider has said so far; its thread writes it, under the market's lock."""
+
+    offers: list[Offer] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    done: bool = False
+
+
+class Marketplace:
+    """All providers as one.
+
+    providers: names as `broker.registry` knows them; None means every installed one. opener: how a name becomes a
+    provider, `broker.registry.get` unless given. on_offers: told of every provider's answer, for the price history.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        providers: Sequence[str] | None = None,
+        *,
+        opener: Open | None = None,
+        on_offers: Listener | None = None,
+    ) -> None:
+        self.config = config
+        self._names = providers
+        self._opener = opener
+        self._on_offers = on_offers
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Thread] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The providers that take part, sorted."""
+        if self._names is not None:
+            return tuple(sorted(self._names))
+        from broker import registry
+
+        return tuple(sorted(registry.names()))
+
+    def offers(self, queries: Sequence[OfferQuery], *, timeout: float = 20.0) -> OfferBook:
+        """Ask every provider that the queries' `infra` may name; wait at most `timeout` seconds for all of them.
+
+        Of several answers with one key the first counts, in the order of the queries. Never raises for a provider's
+        sake. A provider still busy with an earlier, late question is not asked again meanwhile.
+        """
+        names = [name for name in self.names if any(may_name(query.infra, name) for query in queries)]
+        answers = {name: _Answer() for name in names}
+        finished: SimpleQueue[str] = SimpleQueue()
+        waiting = {name for name in names if self._start(name, queries, answers[name], finished)}
+        deadline = time.monotonic() + timeout
+        while waiting:
+            try:
+                waiting.discard(finished.get(timeout=max(0.0, deadline - time.monotonic())))
+            except Empty:
+                break
+        offers: dict[str, Offer] = {}
+        failures: dict[str, str] = {}
+        with self._lock:
+            for name, answer in answers.items():
+                for offer in answer.offers:
+                    offers.setdefault(offer.key, offer)
+                failures.update(answer.failures)
+                if name in waiting and not answer.done:
+                    failures[name] = f"no answer within {timeout:g} s"
+        return OfferBook(tuple(offers.values()), failures, time.time())
+
+    def _start(self, name: str, queries: Sequence[OfferQuery], answer: _Answer, finished: SimpleQueue[str]) -> bool:
+        """Ask one provider in a thread of its own; False where it is still busy.
+
+        A daemon thread: a provider that never answers must not keep the process from ending.
+        """
+        with self._lock:
+            busy = self._running.get(name)
+            if busy is not None and busy.is_alive():
+                answer.failures[name] = "still has not answered the last question"
+                return False
+            thread = threading.Thread(
+                target=self._ask, args=(name, queries, answer, finished), name=f"offers-{name}", daemon=True
+            )
+            self._running[name] = thread
+        thread.start()
+        return True
+
+    def _ask(self, name: str, queries: Sequence[OfferQuery], answer: _Answer, finished: SimpleQueue[str]) -> None:
+        try:
+            provider = self._open(name)
+            for query in queries:
+                if may_name(query.infra, name):
+                    self._ask_one(name, provider, query, answer)
+        except Exception as error:  # noqa: BLE001 - an adapter's bug is that provider's failure, not the market's
+            with self._lock:
+                answer.failures[name] = told(error)
+        finally:
+            with self._lock:
+                answer.done = True
+            finished.put(name)
+
+    def _ask_one(self, name: str, provider: Provider, query: OfferQuery, answer: _Answer) -> None:
+        failures: dict[str, str] = {}
+        try:
+            found = provider.offers(query)
+        except PartialOffers as partial:
+            found = partial.offers
+            for where, error in partial.failures.items():
+                failures[where if where.split("/")[0] == name else f"{name}/{where}"] = told(error)
+        foreign = {offer.provider for offer in found if offer.provider != name}
+        if foreign:
+            failures[name] = f"answered with offers of {', '.join(sorted(foreign))}, which are left out"
+        own = [offer for offer in found if offer.provider == name]
+        with self._lock:
+            answer.offers.extend(own)
+            answer.failures.update(failures)
+        if self._on_offers is not None and own:
+            self._on_offers(own)
+
+    def _open(self, name: str) -> Provider:
+        if self._opener is not None:
+            return self._opener(name, self.config)
+        from broker import registry
+
+        return registry.get(name, self.config)
+
+
+def told(error: BaseException) -> str:
+    """An error as one line: ours with their fix, others with their class."""
+    if isinstance(error, BrokerError):
+        return f"{error.message} ({error.fix})" if error.fix else error.message
+    return f"{type(error).__name__}: {error}"

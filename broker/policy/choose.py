@@ -1,0 +1,192 @@
+"""The decision: which of the offers a job takes now, with its reasons and what it passed over.
+
+Ranked by full cost, USD per hour of machine and disk together; on a tie on-demand goes first, since it costs the same
+and is not taken back. Pure: the same arguments give the same decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from broker.offer import Market, Offer, OfferQuery
+from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
+from broker.policy.explain import chosen, nothing_fits
+from broker.policy.infra import matcher, within
+from broker.policy.memory import UNKNOWN_LIMIT, Cooldown, Memory
+
+__all__ = ["Candidate", "Decision", "Kind", "Memory", "Rejected", "Wish", "choose"]
+
+SHORTEST_LIFE = 900.0
+"""Seconds a marketplace host must still be rentable to be worth booting."""
+
+
+def choose(
+    offers: Iterable[Offer],
+    *,
+    wish: Wish,
+    memory: Memory,
+    now: float,
+    moves_left: int | None = None,
+    failures: Mapping[str, str] | None = None,
+) -> Decision:
+    """Rank the offers, take the first, say why.
+
+    now: seconds since the epoch. moves_left: placements still allowed; at 0 nothing is chosen; None means no limit.
+    failures: what the market could not ask, by provider or region; only named in the reasons when nothing fits.
+    """
+    if moves_left is not None and moves_left <= 0:
+        return Decision(None, reasons=("moved as often as max_moves allows; raise max_moves to go on",))
+    if memory.unknown >= UNKNOWN_LIMIT:
+        text = f"stopped after {memory.unknown} unknown refusals in a row, the last: {memory.unknown_text}"
+        return Decision(None, reasons=(text,))
+    sieve = _Sieve(wish, memory, now)
+    for offer in offers:
+        sieve.take(offer)
+    fitting, cooling = sieve.settle()
+    if not fitting:
+        fitting = [candidate for candidate, cooldown in cooling if cooldown.again <= now]
+        cooling = [(candidate, cooldown) for candidate, cooldown in cooling if cooldown.again > now]
+    rejected = [*sieve.rejected, *(_cooled(candidate) for candidate, _ in cooling)]
+    ranked = tuple(sorted(fitting, key=_rank(memory)))
+    if ranked:
+        return Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked))
+    next_try = min((cooldown.again for _, cooldown in cooling), default=None)
+    return Decision(None, (), tuple(rejected), nothing_fits(rejected, wish, next_try, failures or {}), next_try)
+
+
+def _rank(memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
+    """Cheaper, then on-demand, then what did not fail last, then what is taken back less often, then by name."""
+    failed = memory.last_failed
+
+    def key(candidate: Candidate) -> tuple[float | bool | str, ...]:
+        offer = candidate.offer
+        return (
+            _cents(candidate.cost),
+            offer.market is Market.SPOT,
+            failed is not None and offer.key == failed,
+            offer.interruption or 0.0,
+            *_machine(offer),
+        )
+
+    return key
+
+
+def _cents(cost: float) -> float:
+    """Costs equal to a millionth of a dollar are a tie, whatever the sums' last bits say."""
+    return round(cost, 6)
+
+
+class _Sieve:
+    """One pass over the offers; keeps what fits, what cools down and what is rejected."""
+
+    def __init__(self, wish: Wish, memory: Memory, now: float) -> None:
+        self.wish, self.memory, self.now = wish, memory, now
+        self.matchers = [matcher(query.infra) for query in wish.queries]
+        self.blocks = [(scope, b) for scope, b in memory.blocked.items() if b.until is None or b.until > now]
+        self.too_dear = f"above max_price {money(wish.max_price or 0.0)}"
+        self.found: list[tuple[Offer, float, int]] = []
+        self.rejected: list[Rejected] = []
+        self.on_demand: dict[tuple[str, str, str, str], float] = {}
+        self.usable_on_demand: dict[tuple[str, str, str, str], float] = {}
+
+    def take(self, offer: Offer) -> None:
+        cost = offer.price + offer.disk_price
+        alternative, kind, reason = self._fit(offer)
+        if not kind:
+            kind, reason = self._refusal(offer, cost)
+        if offer.market is Market.ON_DEMAND:
+            if kind in (None, Kind.MARKET, Kind.BLOCKED, Kind.PRICE):
+                self.on_demand[_machine(offer)] = cost
+            if not kind and not self._cooldown(offer):
+                self.usable_on_demand[_machine(offer)] = cost
+        if kind:
+            self.rejected.append(Rejected(offer, reason, kind, cost))
+        else:
+            self.found.append((offer, cost, alternative))
+
+    def settle(self) -> tuple[list[Candidate], list[tuple[Candidate, Cooldown]]]:
+        """What may be taken now, and what only its cooldown holds back."""
+        fitting: list[Candidate] = []
+        cooling: list[tuple[Candidate, Cooldown]] = []
+        for offer, cost, alternative in self.found:
+            beside = usable = None
+            if offer.market is Market.SPOT:
+                beside = self._beside(self.on_demand, offer)
+                usable = self._beside(self.usable_on_demand, offer) if self.wish.spot == "auto" else None
+            if usable is not None and _cents(cost) >= _cents(usable):
+                reason = f"spot is not cheaper than on-demand here ({money(cost)} against {money(usable)})"
+                self.rejected.append(Rejected(offer, reason, Kind.TIE, cost))
+            elif cooldown := self._cooldown(offer):
+                insisted = f"cools down until {clock(cooldown.until)} after {cooldown.why}"
+                cooling.append((Candidate(offer, cost, alternative, beside, insisted), cooldown))
+            else:
+                fitting.append(Candidate(offer, cost, alternative, beside))
+        return fitting, cooling
+
+    def _beside(self, table: Mapping[tuple[str, str, str, str], float], offer: Offer) -> float | None:
+        """The same machine on demand, in the zone or, where a provider prices by region, in the region."""
+        cost = table.get(_machine(offer))
+        return cost if cost is not None else table.get((offer.provider, offer.region, "", offer.instance_type))
+
+    def _cooldown(self, offer: Offer) -> Cooldown | None:
+        cooldown = self.memory.cooldowns.get(offer.key) if self.memory.cooldowns else None
+        return cooldown if cooldown and cooldown.until > self.now else None
+
+    def _fit(self, offer: Offer) -> tuple[int, Kind | None, str]:
+        """The first alternative that the offer fits, or the kind and the reason why it fits none."""
+        kind: Kind | None = None
+        reasons: list[str] = []
+        for index, query in enumerate(self.wish.queries):
+            if not self.matchers[index](offer):
+                kind, reason = kind or Kind.INFRA, "infra does not match"
+            else:
+                reason = _misfit(offer, query)
+                if not reason:
+                    return index, None, ""
+                kind = Kind.SHAPE
+            reasons.append(reason)
+        return 0, kind, "; ".join(dict.fromkeys(reasons))
+
+    def _refusal(self, offer: Offer, cost: float) -> tuple[Kind | None, str]:
+        if not math.isfinite(cost) or offer.disk_price < 0:
+            return Kind.PRICELESS, "its price is unknown"
+        if offer.ends_at is not None and offer.ends_at < self.now + SHORTEST_LIFE:
+            return Kind.ENDING, f"its host stops being rentable at {clock(offer.ends_at)}"
+        spot = self.wish.spot
+        if spot == "never" and offer.market is Market.SPOT:
+            return Kind.MARKET, "spot: never"
+        if spot == "only" and offer.market is Market.ON_DEMAND:
+            return Kind.MARKET, "spot: only"
+        for scope, block in self.blocks:
+            if within(scope, offer):
+                return Kind.BLOCKED, block.why
+        limit = self.wish.max_price
+        if limit is not None and _cents(cost) > _cents(limit):
+            return Kind.PRICE, self.too_dear
+        return None, ""
+
+
+def _machine(offer: Offer) -> tuple[str, str, str, str]:
+    return offer.provider, offer.region, offer.zone, offer.instance_type
+
+
+def _misfit(offer: Offer, query: OfferQuery) -> str:
+    """Why the machine is not what the query asks for; empty where it is."""
+    if query.gpu:
+        if offer.provider == "local":
+            return "local is this computer and rents out no GPU"
+        if offer.gpu != query.gpu or offer.gpu_count != max(query.gpu_count, 1):
+            has = f"{offer.gpu}:{offer.gpu_count}" if offer.gpu else "no GPU"
+            return f"has {has}, not {query.gpu}:{max(query.gpu_count, 1)}"
+    if query.cpus and offer.cpus < query.cpus:
+        return f"has {offer.cpus:g} CPUs, not {query.cpus:g}"
+    if query.memory and offer.memory < query.memory:
+        return f"has {offer.memory:g} GiB memory, not {query.memory:g}"
+    if offer.disk and offer.disk < query.disk:
+        return f"has {offer.disk:g} GiB disk, not {query.disk:g}"
+    return ""
+
+
+def _cooled(candidate: Candidate) -> Rejected:
+    return Rejected(candidate.offer, candidate.insisted, Kind.COOLDOWN, candidate.cost)

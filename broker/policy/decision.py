@@ -1,0 +1,125 @@
+"""What a decision is made of: the wish, the candidates, what was rejected and why. Plain data with lines for people."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from broker.offer import Market, Offer, OfferQuery
+
+
+class Kind(StrEnum):
+    """What an offer was rejected for, in the order in which it is looked at."""
+
+    INFRA = "infra"
+    SHAPE = "shape"
+    PRICELESS = "priceless"
+    ENDING = "ending"
+    MARKET = "market"
+    BLOCKED = "blocked"
+    PRICE = "price"
+    COOLDOWN = "cooldown"
+    TIE = "tie"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the task asks of its machine. queries: its alternatives, in the task's order; any of them will do.
+
+    spot: "auto" (whichever is cheaper), "only" or "never". max_price: USD per hour of the whole machine, disk included.
+    """
+
+    queries: tuple[OfferQuery, ...]
+    spot: str = "auto"
+    max_price: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.spot not in ("auto", "only", "never"):
+            raise ValueError(f"spot is auto, only or never, not {self.spot!r}")
+        if not self.queries:
+            raise ValueError("a wish needs at least one query")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An offer that may be taken. cost: USD per hour, disk included. alternative: index of the query that it fits.
+
+    on_demand: what the same machine costs on demand, where that is known. insisted: cools down, but nothing else fits.
+    """
+
+    offer: Offer
+    cost: float
+    alternative: int = 0
+    on_demand: float | None = None
+    insisted: str = ""
+
+    @property
+    def why(self) -> str:
+        """One line for people."""
+        offer = self.offer
+        spot = offer.market is Market.SPOT
+        parts = f" (machine {offer.price:.4f} + disk {offer.disk_price:.4f})" if offer.disk_price else ""
+        text = f"{'spot' if spot else 'on-demand'} in {offer.where} at {self.cost:.4f} USD/h{parts}"
+        if spot and self.on_demand:
+            saves = 100 * (1 - self.cost / self.on_demand)
+            text += f"; on-demand would be {self.on_demand:.4f}" + (f", saves {saves:.0f}%" if saves >= 0 else "")
+            text += " (saves nothing)" if saves < 0 else ""
+        if self.insisted:
+            text += f"; {self.insisted}, tried again since nothing else fits"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An offer passed over, with the first reason found. cost: USD per hour, disk included."""
+
+    offer: Offer
+    reason: str
+    kind: Kind
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """offer: what to take, None for nothing. ranked: best first. reasons: lines for people.
+
+    next_try: with no offer, when a cooldown allows the next attempt, seconds since the epoch; None where waiting for
+    a cooldown does not help.
+    """
+
+    offer: Offer | None
+    ranked: tuple[Candidate, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    reasons: tuple[str, ...] = ()
+    next_try: float | None = None
+
+    @property
+    def alternative(self) -> int:
+        """Index of the task's resources that the chosen offer fits; 0 without one."""
+        return self.ranked[0].alternative if self.ranked else 0
+
+    def to_json(self, limit: int = 20) -> dict[str, Any]:
+        """Plain data for logs and events; of the ranked and the rejected at most `limit` each, with their numbers."""
+        return {
+            "offer": self.offer.to_json() if self.offer else None,
+            "alternative": self.alternative,
+            "reasons": list(self.reasons),
+            "next_try": self.next_try,
+            "ranked": [{"key": c.offer.key, "cost": c.cost, "why": c.why} for c in self.ranked[:limit]],
+            "ranked_count": len(self.ranked),
+            "rejected": [{"key": r.offer.key, "reason": r.reason} for r in self.rejected[:limit]],
+            "rejected_count": len(self.rejected),
+        }
+
+
+def money(usd: float) -> str:
+    """At least two decimals, at most four: `0.50`, `0.0312`."""
+    text = f"{usd:.4f}"
+    return text[:-2] if text.endswith("00") else text.rstrip("0")
+
+
+def clock(at: float) -> str:
+    """A moment as people here read it, local time, to the minute."""
+    return time.strftime("%H:%M", time.localtime(at))

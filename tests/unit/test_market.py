@@ -1,0 +1,158 @@
+"""The market: providers asked side by side, the failed and the late named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.config import Config
+from broker.errors import AuthFailed
+from broker.market import Marketplace
+from broker.offer import Market, Offer, OfferQuery
+from broker.provider import Instance, LaunchRequest, Notice, PartialOffers, Provider, Traits
+
+Answer = Callable[[OfferQuery], Sequence[Offer]]
+
+
+class Stall:
+    """A provider whose answer is the test's to give; it rents out nothing."""
+
+    traits = Traits()
+
+    def __init__(self, name: str, answer: Answer) -> None:
+        self.name, self.answer, self.asked = name, answer, 0
+
+    def offers(self, query: OfferQuery) -> Sequence[Offer]:
+        self.asked += 1
+        return self.answer(query)
+
+    def launch(self, request: LaunchRequest) -> Instance:
+        raise AssertionError("nobody launches here")
+
+    def instances(self) -> Sequence[Instance]:
+        return []
+
+    def terminate(self, instance: Instance) -> None:
+        return None
+
+    def notice(self, instance: Instance) -> Notice | None:
+        return None
+
+
+def offer(provider: str, price: float = 1.0, region: str = "r") -> Offer:
+    return Offer(provider, region, "", "m", Market.SPOT, price)
+
+
+def keyed(offers: Sequence[Offer]) -> dict[str, Offer]:
+    return {found.key: found for found in offers}
+
+
+def market(tmp_path: Path, stalls: Sequence[Stall], **more: Callable[[Sequence[Offer]], None]) -> Marketplace:
+    by_name = {stall.name: stall for stall in stalls}
+
+    def opener(name: str, config: Config) -> Provider:
+        return by_name[name]
+
+    config = Config(state=tmp_path, file=tmp_path / "config.toml")
+    return Marketplace(config, list(by_name), opener=opener, on_offers=more.get("on_offers"))
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_all_answer_and_every_answer_is_kept_for_the_history(tmp_path: Path) -> None:
+    seen: list[Offer] = []
+    stalls = [Stall("a", lambda q: [offer("a")]), Stall("b", lambda q: [offer("b", 2.0)])]
+    book = market(tmp_path, stalls, on_offers=seen.extend).offers([OfferQuery()])
+    assert keyed(book.offers) == keyed(seen) == keyed([offer("a"), offer("b", 2.0)])
+    assert not book.failures
+    assert abs(book.at - time.time()) < 60
+
+
+def test_failures_are_named_and_the_others_stand(tmp_path: Path) -> None:
+    def auth(query: OfferQuery) -> Sequence[Offer]:
+        raise AuthFailed("no key", fix="set AWS_PROFILE")
+
+    def bug(query: OfferQuery) -> Sequence[Offer]:
+        raise KeyError("gpuTypes")
+
+    def free(query: OfferQuery) -> Sequence[Offer]:
+        return [offer("free", 0.0)]
+
+    def partial(query: OfferQuery) -> Sequence[Offer]:
+        raise PartialOffers([offer("d")], {"us-east-2": TimeoutError("slow"), "d/eu": TimeoutError("slow")})
+
+    stalls = [Stall("a", auth), Stall("b", bug), Stall("d", partial), Stall("free", free)]
+    book = market(tmp_path, [*stalls, Stall("e", lambda q: [offer("e"), offer("x")])]).offers([OfferQuery()])
+    assert keyed(book.offers) == keyed([offer("d"), offer("e")])
+    assert book.failures["a"] == "no key (set AWS_PROFILE)"
+    assert book.failures["b"] == "KeyError: 'gpuTypes'"
+    assert book.failures["d/us-east-2"] == book.failures["d/eu"] == "TimeoutError: slow"
+    assert "above zero" in book.failures["free"]
+    assert "offers of x" in book.failures["e"]
+
+
+def test_the_late_one_is_named_and_not_asked_again_while_busy(tmp_path: Path, gate: threading.Event) -> None:
+    def late(query: OfferQuery) -> Sequence[Offer]:
+        gate.wait(30)
+        return [offer("late")]
+
+    slow = Stall("late", late)
+    here = market(tmp_path, [slow, Stall("quick", lambda q: [offer("quick")])])
+    start = time.monotonic()
+    book = here.offers([OfferQuery()], timeout=0.2)
+    assert time.monotonic() - start < 10
+    assert book.offers == (offer("quick"),)
+    assert book.failures == {"late": "no answer within 0.2 s"}
+    assert "still" in here.offers([OfferQuery()], timeout=5).failures["late"]
+    assert slow.asked == 1
+    gate.set()
+    deadline = time.monotonic() + 10
+    while here.offers([OfferQuery()], timeout=5).failures and time.monotonic() < deadline:
+        pass
+    assert keyed(here.offers([OfferQuery()]).offers) == keyed([offer("late"), offer("quick")])
+
+
+def test_what_a_late_provider_had_already_said_counts(tmp_path: Path, gate: threading.Event) -> None:
+    def second_is_late(query: OfferQuery) -> Sequence[Offer]:
+        if query.cpus:
+            gate.wait(30)
+        return [offer("a", region=f"cpus-{query.cpus:g}")]
+
+    here = market(tmp_path, [Stall("a", second_is_late)])
+    book = here.offers([OfferQuery(), OfferQuery(cpus=4)], timeout=0.5)
+    assert [o.region for o in book.offers] == ["cpus-0"]
+    assert "a" in book.failures
+
+
+def test_providers_are_asked_side_by_side(tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+
+    def together(query: OfferQuery) -> Sequence[Offer]:
+        barrier.wait(20)
+        return []
+
+    book = market(tmp_path, [Stall(f"p{i}", together) for i in range(8)]).offers([OfferQuery()])
+    assert not book.failures
+
+
+def test_only_providers_that_infra_names_are_asked(tmp_path: Path) -> None:
+    stalls = [Stall("aws", lambda q: [offer("aws")]), Stall("gcp", lambda q: [offer("gcp")])]
+    book = market(tmp_path, stalls).offers([OfferQuery(infra=("aws/us-*",))])
+    assert book.offers == (offer("aws"),)
+    assert stalls[1].asked == 0
+
+
+def test_the_first_of_several_answers_with_one_key_counts(tmp_path: Path) -> None:
+    stall = Stall("a", lambda q: [offer("a", 1.0 + q.disk)])
+    book = market(tmp_path, [stall]).offers([OfferQuery(disk=500), OfferQuery(disk=50)])
+    assert book.offers == (offer("a", 501.0),)
+    assert stall.asked == 2
