@@ -1,0 +1,88 @@
+"""Numbers, sizes and times as people write them in a task file, read strictly.
+
+Every function takes the text as typed and raises ValueError with a sentence that fits behind the field's name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_COUNT = re.compile(r"\d+", re.ASCII)
+_SIZE = re.compile(r"(?P<number>.*?)\s*(?P<unit>[kmgt]i?b?|b)?", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])", re.ASCII)
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+# Machines are sold by nominal size: the 32 GB of one provider are the 32 GiB of another. So GB and GiB mean the same.
+_GIB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def number(text: str) -> float:
+    """A finite decimal number. `nan`, `inf`, `1_000` and hexadecimal are refused."""
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
+        raise ValueError(f"must be a number, not {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above zero."""
+    value = number(text)
+    if not value > 0:
+        raise ValueError(f"must be above zero, not {text!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, zero or more."""
+    if not _COUNT.fullmatch(text.strip()) or len(text) > 15:
+        raise ValueError(f"must be a whole number, zero or more, not {text!r}")
+    return int(text)
+
+
+def at_least(text: str) -> float:
+    """`4` or `4+`, a number above zero. Both mean at least that much: a bigger machine at a lower price is welcome."""
+    return positive(text.strip().removesuffix("+"))
+
+
+def size(text: str) -> float:
+    """GiB from `16`, `16+`, `32GB`, `32GB+`, `512MB`, `1TiB`; above zero. GB and GiB are taken as the same."""
+    bare = text.strip().removesuffix("+").strip()
+    match = _SIZE.fullmatch(bare)
+    unit = (match["unit"] or "g").lower() if match else ""
+    if match is None or unit == "b":
+        raise ValueError(f"must be a size such as 16 or 32GB, not {text!r}")
+    try:
+        value = positive(match["number"]) * _GIB[unit[0]]
+    except ValueError:
+        raise ValueError(f"must be a size above zero such as 16 or 32GB, not {text!r}") from None
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds from `30s`, `5m`, `1h30m`, `2d` or a bare number of seconds; above zero."""
+    bare = text.strip().lower()
+    seconds = (
+        sum(float(amount) * _SECONDS[unit] for amount, unit in _PART.findall(bare))
+        if _DURATION.fullmatch(bare)
+        else _seconds(bare, text)
+    )
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"must be a time above zero such as 30s or 5m, not {text!r}")
+    return seconds
+
+
+def _seconds(bare: str, text: str) -> float:
+    try:
+        return number(bare)
+    except ValueError:
+        raise ValueError(f"must be a time such as 30s, 5m or 1h, not {text!r}") from None
+
+
+def truth(text: str) -> bool:
+    """true or false; yes, no, on and off too, as files written for YAML 1.1 have them."""
+    value = _TRUTH.get(text.strip().lower())
+    if value is None:
+        raise ValueError(f"must be true or false, not {text!r}")
+    return value

@@ -1,0 +1,458 @@
+"""A task file's text: read into a Task, with the place of everything that is wrong; and a Task written as text.
+
+Three steps: `broker.document` keeps every scalar as typed, with its place; the pydantic models here know the fields and
+give each value its type; `Task` itself checks what the values mean. What is wrong in a later step is reported together
+with what was wrong in an earlier one: a wrong value is set aside, the rest is looked at.
+
+`use_spot` is SkyPilot's: true prefers spot and falls back to on-demand, as `spot: auto` does; false is `spot: never`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from broker import gpus, quantity
+from broker.document import Problem, Value, refuse
+from broker.document import read as read_document
+from broker.errors import TaskError
+from broker.task import Checkpoint, InvalidTask, Rehearse, Resources, Task, Work
+
+T = TypeVar("T")
+LIMIT = 1_000_000  # bytes: what is bigger is no task file
+Cards = tuple[tuple[str, int], ...]  # alternatives: any of them will do
+
+# Names that people bring along from elsewhere, and what to write here.
+_ELSEWHERE = {
+    "resources.cloud": "write `infra: PROVIDER`",
+    "resources.region": "write `infra: PROVIDER/REGION`",
+    "resources.zone": "write `infra: PROVIDER/REGION/ZONE`",
+    "resources.max_hourly_cost": "write `max_price` at the top level",
+    "resources.job_recovery": "write `max_restarts_on_errors` at the top level",
+    "resources.spot_recovery": "moving on is what always happens; leave it out",
+    "resources.spot": "write `spot` at the top level",
+    "env": "write `envs`",
+}
+
+
+def _scalar(parse: Callable[[str], T]) -> BeforeValidator:
+    def validate(value: object) -> T:
+        if not isinstance(value, str):
+            raise ValueError(f"must be one value, not {'a map' if isinstance(value, dict) else 'a list'}")
+        return parse(value)
+
+    return BeforeValidator(validate)
+
+
+def _list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _cards(value: object) -> Cards:
+    """`A100`, `A100:8`, {A100: 8}, {A100: 1, L4: 1} and [A100:1, L4:1], the last two meaning any of them."""
+    if isinstance(value, str):
+        name, colon, number = value.partition(":")
+        return ((gpus.canonical(name), _how_many(number, value) if colon else 1),)
+    if isinstance(value, list):
+        if not value:
+            raise ValueError("must not be an empty list")
+        return tuple(card for item in value for card in _cards(item))
+    if not isinstance(value, dict) or not value:
+        raise ValueError("must be a GPU such as A100 or A100:8")
+    cards = []
+    for name, number in value.items():
+        if ":" in name:
+            raise ValueError(f"a space is missing after the colon in {name!r}: write {name.replace(':', ': ', 1)}")
+        cards.append((gpus.canonical(name), _how_many(number, name) if number is not None else 1))
+    return tuple(cards)
+
+
+def _how_many(number: object, what: str) -> int:
+    try:
+        many = quantity.count(number) if isinstance(number, str) else 0
+    except ValueError:
+        many = 0
+    if not many:
+        raise ValueError(f"the number of GPUs must be a whole number above zero: {what!r}")
+    return many
+
+
+def _image(value: str) -> str:
+    if not value.strip() or value != value.strip() or any(mark.isspace() for mark in value):
+        raise ValueError("must be the name of a container image")
+    return value
+
+
+Truth = Annotated[bool, _scalar(quantity.truth)]
+Count = Annotated[int, _scalar(quantity.count)]
+Positive = Annotated[float, _scalar(quantity.positive)]
+Size = Annotated[float, _scalar(quantity.size)]
+Texts = Annotated[list[str], BeforeValidator(_list)]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class _Alternative(_Fields):
+    accelerators: Annotated[Cards, BeforeValidator(_cards)] | None = None
+    cpus: Annotated[float, _scalar(quantity.at_least)] | None = None
+    memory: Size | None = None
+    disk_size: Size | None = None
+    infra: Texts | None = None
+    use_spot: Truth | None = None
+    image_id: Annotated[str, _scalar(_image)] | None = None
+
+
+class _Resources(_Alternative):
+    any_of: list[_Alternative] | None = None
+
+
+class _Checkpoint(_Fields):
+    path: str | None = None
+    every: Annotated[float, _scalar(quantity.duration)] | None = None
+    keep: Count | None = None
+    complete: str | None = None
+
+
+class _Work(_Fields):
+    hours: Positive | None = None
+    on: str | None = None
+    steps: Count | None = None
+
+
+class _Rehearse(_Fields):
+    deterministic: Truth | None = None
+    compare: Texts | None = None
+    envs: dict[str, str] | None = None
+
+
+class _Task(_Fields):
+    name: str | None = None
+    workdir: str | None = None
+    setup: str | None = None
+    run: str | None = None
+    envs: dict[str, str] | None = None
+    secrets: dict[str, str] | None = None
+    resources: _Resources | None = None
+    checkpoint: _Checkpoint | None = None
+    outputs: Texts | None = None
+    work: _Work | None = None
+    spot: Literal["auto", "only", "never"] | None = None
+    max_price: Positive | None = None
+    max_hours: Positive | None = None
+    max_moves: Count | None = None
+    max_restarts_on_errors: Count | None = None
+    home: str | None = None
+    rehearse: _Rehearse | None = None
+
+
+_MODELS: dict[str, type[_Fields]] = {
+    "": _Task,
+    "resources": _Resources,
+    "resources.any_of": _Alternative,
+    "checkpoint": _Checkpoint,
+    "work": _Work,
+    "rehearse": _Rehearse,
+}
+
+
+def read(
+    path: Path,
+    *,
+    envs: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Task:
+    """The Task in a file. `workdir` is relative to the file's folder.
+
+    envs and secrets are set over the file's; a secret without a value anywhere is taken from `environ`, the process's
+    environment by default. Raises TaskError: the first thing wrong is the error, with file, line, column and field, and
+    everything else that is wrong is listed below it.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LIMIT + 1)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise TaskError("not UTF-8 text", file=str(path), line=line, fix="save the file as UTF-8") from None
+    except OSError as error:
+        raise TaskError(f"cannot be read: {error.strerror or error}", file=str(path)) from error
+    if len(raw) > LIMIT:
+        raise TaskError(f"too big for a task file: more than {LIMIT:,} bytes", file=str(path))
+    reader = _Reader(text, path)
+    reader.environment("envs", envs or {}, None)
+    reader.environment("secrets", secrets or {}, os.environ if environ is None else environ)
+    reader.environment("rehearse.envs", {}, None)
+    return reader.task()
+
+
+class _Reader:
+    """One file on its way to a Task; collects what is wrong."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        self.path = path
+        self.document, self.problems = read_document(text, str(path))
+        self.plain = self.document.plain()
+
+    def environment(self, where: str, over: Mapping[str, str], environ: Mapping[str, str] | None) -> None:
+        """Bring a map, or a list of NAME=VALUE, with what is set over it, into the plain map of one field."""
+        *outer, field = where.split(".")
+        holder, value = self.plain, self.document
+        for step in (*outer, field):
+            holder = holder if step == field else holder.get(step)
+            if not isinstance(holder, dict) or not isinstance(value.data, dict):
+                return
+            value = value.data.get(step, Value(value.line, value.column, None))
+        if isinstance(value.data, str) or (value.data is None and not over):
+            if value.data is not None:
+                self._wrong(where, value, "must be a map of names and values, or a list of NAME=VALUE")
+            holder.pop(field, None)
+            return
+        values = {name: Value(value.line, value.column, text) for name, text in over.items()}
+        holder[field] = {
+            name: text
+            for name, item in {**self._items(where, value), **values}.items()
+            if (text := self._text(where, name, item, environ)) is not None
+        }
+
+    def _items(self, where: str, value: Value) -> dict[str, Value]:
+        if isinstance(value.data, dict):
+            return value.data
+        items: dict[str, Value] = {}
+        for number, item in enumerate(value.data if isinstance(value.data, list) else (), start=1):
+            name, equals, text = item.data.partition("=") if isinstance(item.data, str) else ("", "", "")
+            if not name or name in items:
+                self._wrong(where, item, f"entry {number} must be NAME=VALUE" if not name else f"{name} given twice")
+            else:
+                items[name] = Value(item.line, item.column, text if equals else None)
+        return items
+
+    def _text(self, where: str, name: str, item: Value, environ: Mapping[str, str] | None) -> str | None:
+        if isinstance(item.data, str):
+            return item.data
+        place = f"{where}.{name}"
+        if item.data is not None:
+            self._wrong(place, item, f"must be one value, not {item.kind}")
+        elif where == "secrets" and environ is not None:
+            if name in environ:
+                return environ[name]
+            self._wrong(place, item, f"has no value, and the environment has no {name}", f"export {name} before")
+        elif where == "envs":
+            self._wrong(place, item, f"must be given: --env {name}=…", f"add --env {name}=…, or a value in the file")
+        else:
+            self._wrong(place, item, "has no value")
+        return None
+
+    def _wrong(self, field: str, at: Value, message: str, fix: str = "") -> None:
+        self.problems.append(Problem(field, message, fix, at.line, at.column))
+
+    def task(self) -> Task:
+        model = self._model()
+        try:
+            task = self._built(model)
+        except InvalidTask as error:
+            said = {problem.field for problem in self.problems}
+            for problem in error.problems:
+                if not any(problem.field == field or field.startswith(f"{problem.field}.") for field in said):
+                    line, column = self.document.place(_steps(problem.field))
+                    self.problems.append(problem._replace(line=line, column=column))
+        self._check_workdir(model)
+        if self.problems:
+            unique = dict.fromkeys(self.problems)
+            refuse(sorted(unique, key=lambda problem: (problem.line or 0, problem.column or 0)), str(self.path))
+        return task
+
+    def _model(self) -> _Task:
+        """The file's values with their types. What is wrong is noted and left out until the rest is right."""
+        while True:
+            try:
+                return _Task.model_validate(self.plain)
+            except ValidationError as error:
+                for detail in error.errors(include_url=False, include_input=False):
+                    unknown = detail["type"] == "extra_forbidden"
+                    line, column = self.document.place(detail["loc"], key=unknown)
+                    self.problems.append(Problem(*_explained(detail), line, column))
+                    self._leave_out(detail["loc"])
+
+    def _leave_out(self, path: tuple[str | int, ...]) -> None:
+        holder = self.plain
+        for step in path[:-1]:
+            if not isinstance(holder, dict | list):
+                return
+            inner = holder.get(step) if isinstance(holder, dict) else holder[int(step)]
+            if isinstance(holder, dict) and not isinstance(inner, dict | list):
+                # `infra: 3` is wrong at infra.0, because one value stands for a list of one.
+                holder.pop(step, None)
+                return
+            holder = inner
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+        elif isinstance(holder, list):
+            # An empty entry keeps the others' places; an empty text is put where text is wanted.
+            index = int(path[-1])
+            holder[index] = "" if path[-2] != "any_of" else {}
+
+    def _check_workdir(self, model: _Task) -> None:
+        if model.workdir is not None and not (folder := self._workdir(model.workdir)).is_dir():
+            line, column = self.document.place(("workdir",))
+            self.problems.append(Problem("workdir", f"no such folder: {folder}", "", line, column))
+
+    def _workdir(self, text: str) -> Path:
+        return Path(os.path.normpath(self.path.absolute().parent / Path(text).expanduser()))
+
+    def _built(self, model: _Task) -> Task:
+        spot, resources, warnings = _resources(model)
+        stem = self.path.absolute().parent.name if self.path.stem == "task" else self.path.stem
+        given: dict[str, Any] = {
+            "name": model.name or stem,
+            "workdir": self._workdir(model.workdir) if model.workdir is not None else None,
+            "setup": model.setup,
+            "envs": model.envs,
+            "secrets": model.secrets,
+            "outputs": tuple(model.outputs) if model.outputs else None,
+            "resources": resources,
+            "checkpoint": _checkpoint(model.checkpoint),
+            "work": Work(**model.work.model_dump()) if model.work else None,
+            "spot": spot,
+            "max_price": model.max_price,
+            "max_hours": model.max_hours,
+            "max_moves": model.max_moves,
+            "max_restarts_on_errors": model.max_restarts_on_errors,
+            "home": model.home,
+            "rehearse": _rehearse(model.rehearse),
+        }
+        if model.spot and spot != model.spot:
+            at = self.document.place(("spot",))
+            message = f"is {model.spot}, but use_spot in resources says otherwise"
+            self.problems.append(Problem("spot", message, "keep `spot` only", *at))
+        return Task(
+            run=model.run or "",
+            source=self.path,
+            warnings=warnings,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+def _resources(model: _Task) -> tuple[str | None, tuple[Resources, ...], tuple[str, ...]]:
+    """Which market, which alternatives (an entry of any_of takes over what stands around it), and what to tell."""
+    outer = model.resources or _Resources()
+    around = {name: getattr(outer, name) for name in outer.model_fields_set - {"any_of"}}
+    alternatives = [
+        {**around, **{name: getattr(entry, name) for name in entry.model_fields_set}} for entry in outer.any_of or ()
+    ] or [around]
+    wishes, warnings = [], []
+    for fields in alternatives:
+        given = {
+            "cpus": fields.get("cpus"),
+            "memory": fields.get("memory"),
+            "disk": fields.get("disk_size"),
+            "infra": tuple(fields.get("infra") or ()),
+            "image": fields.get("image_id"),
+        }
+        for gpu, many in fields.get("accelerators") or ((None, 0),):
+            wish = {name: value for name, value in given.items() if value is not None}
+            wishes.append(Resources(gpu=gpu, gpu_count=many, **wish))
+    spots = {fields["use_spot"] for fields in alternatives if fields.get("use_spot") is not None}
+    spot = model.spot
+    if len(spots) == 2:
+        warnings.append("use_spot is true here and false there: every alternative may be rented on either market")
+    if spots == {False}:
+        spot = "never" if spot in (None, "never") else "auto" if spot == "only" else "never"
+    elif spots:
+        spot = "auto" if spot in (None, "never") else spot
+    return spot, tuple(wishes), tuple(warnings)
+
+
+def _checkpoint(model: _Checkpoint | None) -> Checkpoint | None:
+    if model is None or model.path is None:
+        return None
+    return Checkpoint(**{name: value for name, value in model.model_dump().items() if value is not None})
+
+
+def _rehearse(model: _Rehearse | None) -> Rehearse | None:
+    if model is None:
+        return None
+    return Rehearse(
+        deterministic=bool(model.deterministic), compare=tuple(model.compare or ()), envs=dict(model.envs or {})
+    )
+
+
+def _steps(field: str) -> tuple[str | int, ...]:
+    return tuple(int(step) if step.isdigit() else step for step in field.split("."))
+
+
+def _explained(detail: Any) -> tuple[str, str, str]:
+    """pydantic's word as field, message and fix."""
+    path: tuple[str | int, ...] = detail["loc"]
+    field, kind = ".".join(map(str, path)), detail["type"]
+    if kind == "extra_forbidden":
+        plain = ".".join(step for step in path if isinstance(step, str))
+        outer = plain.rpartition(".")[0]
+        if advice := _ELSEWHERE.get(plain.replace(".any_of", "")):
+            return field, f"unknown field; {advice}", advice
+        known = list(_MODELS[outer].model_fields) if outer in _MODELS else []
+        near = difflib.get_close_matches(str(path[-1]), known, n=1)
+        if near:
+            return field, f"unknown field; did you mean {near[0]}?", f"write `{near[0]}`"
+        return field, "unknown field", f"known here: {', '.join(known)}"
+    if kind == "value_error":
+        return field, str(detail["ctx"]["error"]), ""
+    if kind == "literal_error":
+        return field, f"must be {detail['ctx']['expected']}", ""
+    wanted = {"string_type": "must be text", "list_type": "must be a list", "model_type": "must be a map"}
+    return field, wanted.get(kind, detail["msg"]), ""
+
+
+def write(task: Task) -> str:
+    """The Task as the text of a task file that reads back as the same Task, but for its source and its warnings.
+
+    Secrets keep their names only: their values are taken from the environment when the file is read.
+    """
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
+
+    def clean(value: Any) -> Any:
+        # Quoted, so that other readers of YAML see the same text: plain NO and 1e-4 would turn into other things.
+        if isinstance(value, str):
+            return Quoted(value)
+        if isinstance(value, Mapping):
+            return {name: clean(inner) for name, inner in value.items() if inner not in (None, "", [], {}, ())}
+        if isinstance(value, list | tuple):
+            return [clean(inner) for inner in value]
+        return value
+
+    data = task.to_json()
+    del data["source"], data["warnings"]
+    alternatives = [
+        {
+            "accelerators": f"{wish.gpu}:{wish.gpu_count}" if wish.gpu else None,
+            "cpus": wish.cpus or None,
+            "memory": wish.memory or None,
+            "disk_size": wish.disk,
+            "infra": list(wish.infra),
+            "image_id": wish.image,
+        }
+        for wish in task.resources
+    ]
+    data["resources"] = alternatives[0] if len(alternatives) == 1 else {"any_of": alternatives}
+    written = clean(data)
+    # Empty values are values here, unlike above.
+    for holder, values in ((written, task.envs), (written.get("rehearse", {}), getattr(task.rehearse, "envs", {}))):
+        if values:
+            holder["envs"] = {name: Quoted(value) for name, value in values.items()}
+    if task.secrets:
+        written["secrets"] = dict.fromkeys(sorted(task.secrets))
+    yaml = YAML()
+    yaml.width = 1_000_000
+    out = StringIO()
+    yaml.dump(written, out)
+    return out.getvalue()
