@@ -69,6 +69,8 @@ class LocalProvider:
             start(machine)
             if made:
                 self.faults.after_create()
+        elif machine.read("supervisor.json") is None:  # whoever launched it died before it started
+            start(machine)
         record = machine.record()
         if record["fingerprint"] != fingerprint:
             raise InvalidRequest(
