@@ -1,0 +1,390 @@
+"""What in a checkpoint folder is complete, judged from outside the program that writes it.
+
+Each entry at the folder's top, file or directory, is judged by itself, by the first of these that applies:
+
+========== ===========================================================================================
+unfinished its name says so (`tmp-checkpoint-9`, `x.part`, a leading dot …): never taken
+fault      a member whose format is known is cut or empty: not taken
+marker     the task's own glob matches a member, and nothing in the entry is newer than that member
+hf         a Hugging Face Trainer's checkpoint with all it needs to be resumed from
+torch, zip a file that ends as a zip archive must (torch.save, Lightning, numpy.savez)
+safetensors a file whose header accounts for every byte of it
+renamed    it lay here under an unfinished name before, or replaced its predecessor by a rename
+quiet      size, modification time and inode have not changed for `quiet` seconds
+========== ===========================================================================================
+
+Nothing here reads file contents beyond headers and directories, and a member is looked into again only after its
+stat has changed. Standard library only: this runs on the rented machine.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import stat
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+UNFINISHED = ("tmp-*", "*.tmp", "*.part", "*.partial", "*.incomplete", "*_tmp", "*.orbax-checkpoint-tmp*", ".*")
+TEMPORARY = (*UNFINISHED[:-1], ".~*")
+ARCHIVES = {".pt", ".pth", ".ckpt", ".npz", ".zip"}
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack"}
+TRAINER = re.compile(r"(optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|rng_state.*\.pth)$")
+NUMBERED = re.compile(r"checkpoint-\d+$")
+STEP = (
+    re.compile(r"step[-_=.]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:checkpoint|ckpt|iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
+    re.compile(r"(?:model|state|save)[-_=.](\d+)(?!\d|-of-)", re.IGNORECASE),
+    re.compile(r"^(\d+)$"),
+)
+
+
+def step_of(name: str) -> int | None:
+    """The training step in a checkpoint's name, such as `checkpoint-1000`, `epoch=9-step=950.ckpt`, `iter_0000100`."""
+    for pattern in STEP:
+        if found := pattern.search(name):
+            return int(found[1])
+    return None
+
+
+def newest_step(names: Iterable[str]) -> int | None:
+    """The highest step among checkpoint names, by number; never by text order or time. None where none carries one."""
+    return max((step for name in names if (step := step_of(name)) is not None), default=None)
+
+
+def unfinished(name: str) -> bool:
+    """Does an entry's name say that it is not finished?"""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What tells two states of one file apart without reading it."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    mode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stat:
+        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, stat.S_IMODE(found.st_mode))
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One top-level entry as it lay there at one moment. All paths are POSIX, relative to the checkpoint folder.
+
+    folders: mode of every directory; links: target of every symbolic link that stays inside the checkpoint folder;
+    left_out: members that are never taken, with the reason.
+    """
+
+    name: str
+    inode: int
+    is_dir: bool
+    files: Mapping[str, Stat]
+    folders: Mapping[str, int]
+    links: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    @property
+    def newest(self) -> int:
+        """Nanoseconds since the epoch of the last change of any file's content."""
+        return max((found.mtime_ns for found in self.files.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one look found. complete: entry -> its tree; how: entry -> by which rule; skipped: entry -> why not."""
+
+    complete: Mapping[str, Tree]
+    how: Mapping[str, str]
+    skipped: Mapping[str, str]
+
+
+def read_tree(folder: Path, name: str) -> Tree:
+    """Stat one top-level entry and all below it. FileNotFoundError where the entry itself has gone."""
+    top = folder / name
+    found = top.lstat()
+    files: dict[str, Stat] = {}
+    folders: dict[str, int] = {}
+    links: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+
+    def take(path: Path, relative: str, seen: os.stat_result) -> None:
+        if stat.S_ISLNK(seen.st_mode):
+            target = str(path.readlink())
+            if link_stays_inside(relative, target):
+                links[relative] = target
+            else:
+                left_out[relative] = f"a link that leads outside the checkpoint folder: {target}"
+        elif stat.S_ISREG(seen.st_mode):
+            if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in TEMPORARY):
+                left_out[relative] = "its name says it is not finished"
+            else:
+                files[relative] = Stat.of(seen)
+        elif stat.S_ISDIR(seen.st_mode):
+            folders[relative] = stat.S_IMODE(seen.st_mode)
+            with os.scandir(path) as members:
+                for member in members:
+                    try:
+                        take(Path(member.path), f"{relative}/{member.name}", member.stat(follow_symlinks=False))
+                    except FileNotFoundError:
+                        continue  # gone between the listing and the stat: the next look differs anyway
+        else:
+            left_out[relative] = "neither a file, a directory nor a link"
+
+    take(top, name, found)
+    return Tree(name, found.st_ino, stat.S_ISDIR(found.st_mode), files, folders, links, left_out)
+
+
+def link_stays_inside(path: str, target: str) -> bool:
+    """Does a link at `path` (relative to the checkpoint folder) with this target stay inside that folder?"""
+    parts = path.split("/")[:-1]
+    for part in target.split("/"):
+        if part == "..":
+            if not parts:
+                return False
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return not target.startswith("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """form: the format a file proves to have, whole; fault: why it is not whole. Both empty: nothing can be said."""
+
+    form: str = ""
+    fault: str = ""
+
+
+def inspect(path: Path, size: int) -> Finding:
+    """Look at one file's header and directory. FileNotFoundError where it has gone; unreadable ones have a fault."""
+    suffix = path.suffix.lower()
+    if size == 0:
+        known = suffix in ARCHIVES or suffix == ".safetensors"
+        return Finding(fault="is empty (0 bytes)") if known else Finding()
+    try:
+        if suffix == ".safetensors":
+            return _safetensors(path, size)
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start.startswith(b"PK"):
+            return _archive(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return Finding(fault=f"cannot be read: {error.strerror or error}")
+    return Finding(fault="is no zip archive") if suffix in {".npz", ".zip"} else Finding()
+
+
+def _safetensors(path: Path, size: int) -> Finding:
+    """Format: https://huggingface.co/docs/safetensors: u64 header length, JSON header, tensors without gaps."""
+    with path.open("rb") as file:
+        raw = file.read(8)
+        length = struct.unpack("<Q", raw)[0] if len(raw) == 8 else 0
+        if len(raw) < 8 or length > min(size - 8, 100_000_000):
+            return Finding(fault=f"is cut within its header ({size} bytes)")
+        header = file.read(length)
+    try:
+        tensors = {key: value for key, value in json.loads(header).items() if key != "__metadata__"}
+        end = max((int(value["data_offsets"][1]) for value in tensors.values()), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return Finding(fault="has a header that cannot be read")
+    if 8 + length + end != size:
+        return Finding(fault=f"is cut: {size} bytes of {8 + length + end}")
+    return Finding(form="safetensors")
+
+
+def _archive(path: Path) -> Finding:
+    """A zip archive is whole once its central directory stands at its end; torch's holds a `data.pkl`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error):
+        return Finding(fault="is cut: a zip archive without its directory")
+    return Finding(form="torch" if any(name.endswith("data.pkl") for name in names) else "zip")
+
+
+@dataclass(slots=True)
+class Judge:
+    """Looks at a checkpoint folder again and again and says what is complete. Remembers between looks.
+
+    marker: glob matched against members' paths within an entry and their names. quiet: seconds. clock: monotonic.
+    """
+
+    folder: Path
+    marker: str | None = None
+    quiet: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    _since: dict[str, tuple[Tree, float]] = field(default_factory=dict)
+    _findings: dict[str, tuple[Stat, Finding]] = field(default_factory=dict)
+    _inodes: dict[str, int] = field(default_factory=dict)
+    _temporary: frozenset[int] = frozenset()
+    _renamed: dict[str, Tree] = field(default_factory=dict)
+
+    def look(self, *, ended: bool = False) -> Scan:
+        """Judge every entry now. ended: the program has ended by itself, so nothing changes any more."""
+        now = self.clock()
+        complete: dict[str, Tree] = {}
+        how: dict[str, str] = {}
+        skipped: dict[str, str] = {}
+        trees: dict[str, Tree] = {}
+        temporary: set[int] = set()
+        for name in self._names():
+            try:
+                if unfinished(name):
+                    temporary |= self._inodes_below(name)
+                    skipped[name] = "its name says it is not finished"
+                else:
+                    trees[name] = read_tree(self.folder, name)
+            except FileNotFoundError:
+                continue
+        self._note_renames(trees)
+        trainer = any(f"{name}/trainer_state.json" in tree.files for name, tree in trees.items())
+        for name, tree in sorted(trees.items()):
+            try:
+                verdict, reason = self._judge(tree, now, ended, trainer)
+            except FileNotFoundError:
+                verdict, reason = "", "changed while it was looked at"
+            skipped.update(tree.left_out)
+            if verdict:
+                complete[name], how[name] = tree, verdict
+            else:
+                skipped[name] = reason
+        self._forget(trees)
+        self._temporary = frozenset(temporary)
+        return Scan(complete, how, skipped)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(path.name for path in self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def _inodes_below(self, name: str) -> set[int]:
+        """The entry's inode, and those directly inside it: files are also moved out of a temporary directory."""
+        path = self.folder / name
+        found = path.lstat()
+        inodes = {found.st_ino}
+        if stat.S_ISDIR(found.st_mode):
+            with os.scandir(path) as members:
+                inodes.update(member.inode() for member in members)
+        return inodes
+
+    def _note_renames(self, trees: Mapping[str, Tree]) -> None:
+        for name, tree in trees.items():
+            before = self._inodes.get(name)
+            if before == tree.inode:
+                continue
+            lay_here = tree.inode in self._temporary
+            # A rename sets the change time only, writing sets both: a new inode under a known name whose content is
+            # older than its change time was put there whole.
+            found = tree.files.get(name)
+            replaced = before is not None and found is not None and 0 < found.mtime_ns < found.ctime_ns
+            if lay_here or (replaced and found is not None and found.size > 0):
+                self._renamed[name] = tree
+        self._inodes = {name: tree.inode for name, tree in trees.items()}
+
+    def _judge(self, tree: Tree, now: float, ended: bool, trainer: bool) -> tuple[str, str]:
+        """(rule, "") where the entry is complete, otherwise ("", why not)."""
+        known = self._since.get(tree.name)
+        if known is None or known[0] != tree:
+            known = self._since[tree.name] = (tree, now)
+        findings = {path: self._finding(path, found) for path, found in tree.files.items()}
+        for path, finding in findings.items():
+            if finding.fault:
+                return "", f"{path} {finding.fault}"
+        still = now - known[1]
+        if ended or still >= self.quiet:
+            settled, waiting = True, ""
+        else:
+            settled, waiting = False, f"changed {still:.0f} s ago, {self.quiet:g} s without change are needed"
+        if self.marker and tree.is_dir:
+            return self._by_marker(tree, settled, waiting)
+        if tree.is_dir and _is_trainers(tree, trainer):
+            fault = self._trainer_fault(tree)
+            return ("", fault) if fault else ("hf", "")
+        if not tree.is_dir and tree.name in findings and findings[tree.name].form:
+            return findings[tree.name].form, ""
+        if self._renamed.get(tree.name) == tree:
+            return "renamed", ""
+        return ("quiet", "") if settled else ("", waiting)
+
+    def _by_marker(self, tree: Tree, settled: bool, waiting: str) -> tuple[str, str]:
+        marker = self.marker or ""
+        marks = [found for path, found in tree.files.items() if _matches(path.removeprefix(f"{tree.name}/"), marker)]
+        if not marks:
+            return "", f"holds no {marker} yet"
+        # A marker left over from before an overwrite in place says nothing about what is newer than it.
+        if settled or max(found.mtime_ns for found in marks) >= tree.newest:
+            return "marker", ""
+        return "", f"is newer than its {marker}; {waiting}"
+
+    def _finding(self, path: str, found: Stat) -> Finding:
+        known = self._findings.get(path)
+        if known is None or known[0] != found:
+            known = self._findings[path] = (found, inspect(self.folder / path, found.size))
+        return known[1]
+
+    def _trainer_fault(self, tree: Tree) -> str:
+        """Why a Trainer's checkpoint cannot be resumed from; empty where it can."""
+        state = f"{tree.name}/trainer_state.json"
+        if state not in tree.files:
+            return f"{state} is missing"
+        try:
+            step = json.loads((self.folder / state).read_bytes())["global_step"]
+        except (ValueError, KeyError, TypeError):
+            return f"{state} is cut or has no global_step"
+        if not isinstance(step, int):
+            return f"{state} has no global_step"
+        weights = 0
+        for path, found in tree.files.items():
+            name = path.rpartition("/")[2]
+            if Path(name).suffix in WEIGHTS and not found.size:
+                return f"{path} is empty (0 bytes)"
+            weights += Path(name).suffix in WEIGHTS and not TRAINER.match(name)
+            if name.endswith(".index.json") and (fault := self._index_fault(tree, path)):
+                return fault
+        return "" if weights else f"{tree.name} holds no model weights"
+
+    def _index_fault(self, tree: Tree, path: str) -> str:
+        try:
+            shards = set(json.loads((self.folder / path).read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{path} is cut or names no shards"
+        base = path.rpartition("/")[0]
+        absent = sorted(shard for shard in shards if f"{base}/{shard}" not in {*tree.files, *tree.links})
+        return f"{base}/{absent[0]} is missing" if absent else ""
+
+    def _forget(self, trees: Mapping[str, Tree]) -> None:
+        for memory in (self._since, self._renamed):
+            for name in memory.keys() - trees.keys():
+                del memory[name]
+        paths = {path for tree in trees.values() for path in tree.files}
+        for path in self._findings.keys() - paths:
+            del self._findings[path]
+
+
+def _is_trainers(tree: Tree, trainer: bool) -> bool:
+    """Is this a Hugging Face Trainer's checkpoint, or was it to become one? `trainer`: one lies in the same folder.
+
+    Other programs name directories `checkpoint-9` too (accelerate, diffusers), so the Trainer's own files decide.
+    """
+    if f"{tree.name}/trainer_state.json" in tree.files:
+        return True
+    if not NUMBERED.match(tree.name):
+        return False
+    return trainer or any(TRAINER.match(path.rpartition("/")[2]) for path in tree.files)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path.rpartition("/")[2], pattern)

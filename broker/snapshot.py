@@ -1,0 +1,265 @@
+"""Snapshots: a job's checkpoint folder, published to its home so that any other machine can take it up.
+
+A snapshot is a manifest, `gen/N/manifest/SEQ`, that names files by the SHA-256 of their content. Blobs go up first, the
+manifest last and once: a machine that dies in between leaves none. What is half-written is left out and named; if it
+was whole in the snapshot before, that version is carried on. `complete.py` judges, `blobs.py` moves bytes, `restore.py`
+puts a snapshot back. Runs on the rented machine: standard library and obstore only.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from broker.blobs import EMPTY, Changed, Pace, Uploads, hash_file, settle
+from broker.complete import Judge, Scan, Stat, Tree, newest_step, read_tree, step_of
+from broker.errors import HomeError
+from broker.home import Home, JobKeys
+from broker.manifest import File, Manifest
+from broker.restore import RestoreReport, collect_garbage, download, restore, restore_newest, upload_tree
+
+__all__ = [
+    "File",
+    "Manifest",
+    "Pace",
+    "RestoreReport",
+    "Scan",
+    "Snapshotter",
+    "collect_garbage",
+    "download",
+    "restore",
+    "restore_newest",
+    "upload_tree",
+]
+
+T = TypeVar("T")
+# Seconds for which an entry that has gone is still carried, where nothing of its kind has taken its place.
+VANISHED_FOR = 600.0
+
+
+class Snapshotter:
+    """Publishes one checkpoint folder for one generation. One per guest; used by one thread.
+
+    verified: the manifest just restored into `folder`, before the program starts; its files are not read or uploaded
+    again. quiet: seconds without change after which an entry of unknown format counts as complete. marker: glob inside
+    an entry. keep: how many of its own newest manifests stand for "already uploaded".
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        keys: JobKeys,
+        generation: int,
+        folder: Path,
+        *,
+        marker: str | None = None,
+        keep: int = 3,
+        quiet: float = 5.0,
+        verified: Manifest | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.home, self.keys, self.generation, self.folder = home, keys, generation, Path(folder)
+        self.keep, self.pace, self.clock = max(1, keep), pace or Pace(), clock
+        self.last: Manifest | None = verified
+        self.upload_seconds = 0.0
+        self.bytes_uploaded = 0
+        self._verified = verified
+        self._judge = Judge(self.folder, marker, quiet, clock)
+        self._own: deque[Manifest] = deque(maxlen=self.keep)
+        self._seq: int | None = None
+        self._hashes: dict[str, tuple[Stat, str]] = {}
+        self._gone: dict[str, float] = {}
+        if verified is not None:
+            self._remember(verified)
+
+    def scan(self) -> Scan:
+        """What is complete now, and what is not and why. Stats every file, reads only what has changed."""
+        return self._judge.look()
+
+    def final(self, *, killed: bool = False, step: int | None = None) -> Manifest | None:
+        """Publish what the ended program has left: nothing changes any more, so all that is well formed counts.
+
+        killed: it was ended by force, so a file of unknown format that was just being written may be cut; such files
+        count only if they had been quiet before.
+        """
+        return self.publish(self._judge.look(ended=not killed), step=step)
+
+    def publish(
+        self,
+        scan: Scan | None = None,
+        *,
+        step: int | None = None,
+        step_at: Callable[[float], int | None] | None = None,
+    ) -> Manifest | None:
+        """Upload what is new and publish a manifest; None where nothing has changed since the last one.
+
+        step: the training step, where known; otherwise the highest that an entry's name carries, otherwise `step_at`
+        of the newest file's time (seconds since the epoch). Raises HomeError; the snapshots before stay as they are.
+        """
+        scan = scan or self.scan()
+        begun = self.clock()
+        skipped = dict(scan.skipped)
+        taken, uploaded = self._upload(scan, skipped)
+        manifest = self._compose(scan, taken, skipped, step, step_at)
+        if manifest is None:
+            return None
+        manifest = self._write(manifest)
+        self.upload_seconds, self.bytes_uploaded = self.clock() - begun, self.bytes_uploaded + uploaded
+        self._own.append(manifest)
+        self.last = manifest
+        return manifest
+
+    def _remember(self, verified: Manifest) -> None:
+        """A restored file still bears the whole second that `restore` has set: it needs no second reading."""
+        for path, file in verified.files.items():
+            try:
+                found = Stat.of((self.folder / path).lstat())
+            except OSError:
+                continue
+            if found.size == file.size and found.mtime_ns % 1_000_000_000 == 0:
+                self._hashes[path] = (found, file.sha256)
+
+    def _known(self) -> set[str]:
+        """Hashes whose blobs are certainly in the store. That an object merely exists there never counts."""
+        manifests = [*self._own, *([self._verified] if self._verified else [])]
+        return {EMPTY}.union(*(manifest.hashes for manifest in manifests))
+
+    def _upload(self, scan: Scan, skipped: dict[str, str]) -> tuple[dict[str, dict[str, File]], int]:
+        """Hash and upload every complete entry; entry -> its files, and the bytes sent.
+
+        What changes meanwhile goes to `skipped`. The newest step goes first, in case the time does not suffice for all.
+        """
+        taken: dict[str, dict[str, File]] = {}
+        settle(max((tree.newest for tree in scan.complete.values()), default=0))
+        with Uploads(self.home, self.keys, self.pace, self._known()) as uploads:
+            for name in sorted(scan.complete, key=lambda name: step_of(name) or -1, reverse=True):
+                files: dict[str, File] = {}
+                try:
+                    for path, found in scan.complete[name].files.items():
+                        sha = self._hash(path, found)
+                        files[path] = File(sha, found.size, found.mode)
+                        uploads.add(sha, self.folder / path, found)
+                    taken[name] = files
+                except Changed as change:
+                    skipped[name] = str(change)
+            uploads.finish()
+        for name, files in list(taken.items()):
+            broken = next((uploads.changed[f.sha256] for f in files.values() if f.sha256 in uploads.changed), None)
+            if broken or not self._unchanged(scan.complete[name]):
+                skipped[name] = broken or "changed while it was read"
+                del taken[name]
+        return taken, uploads.sent
+
+    def _unchanged(self, tree: Tree) -> bool:
+        try:
+            return read_tree(self.folder, tree.name) == tree
+        except FileNotFoundError:
+            return False
+
+    def _hash(self, path: str, found: Stat) -> str:
+        known = self._hashes.get(path)
+        if known is None or known[0] != found:
+            known = self._hashes[path] = (found, hash_file(self.folder / path, found))
+        return known[1]
+
+    def _compose(
+        self,
+        scan: Scan,
+        taken: Mapping[str, Mapping[str, File]],
+        skipped: Mapping[str, str],
+        step: int | None,
+        step_at: Callable[[float], int | None] | None,
+    ) -> Manifest | None:
+        """The next manifest: what was taken, and the last version of what is being rewritten. None if nothing is new."""
+        last = self.last
+        carried = self._carried(taken)
+        names = sorted({*taken, *carried}, key=lambda name: (step_of(name) or -1, *_age(scan, name)))
+        files = {path: file for entry in taken.values() for path, file in entry.items()}
+        folders = {path: mode for name in taken for path, mode in scan.complete[name].folders.items()}
+        links = {path: target for name in taken for path, target in scan.complete[name].links.items()}
+        if last is not None:
+            files |= _below(last.files, carried)
+            folders |= _below(last.folders, carried)
+            links |= _below(last.links, carried)
+        newest = max((scan.complete[name].newest for name in taken), default=0) / 1e9
+        if step is None:
+            step = newest_step(names)
+        if step is None and step_at is not None and newest:
+            step = step_at(newest)
+        manifest = Manifest(
+            generation=self.generation,
+            seq=0,
+            at=time.time(),
+            step=step,
+            entries={name: "carried" if name in carried else scan.how[name] for name in names},
+            files=files,
+            skipped=skipped,
+            folders=folders,
+            links=links,
+        )
+        if not names or (last is not None and manifest.same_content(last)):
+            return None
+        if last is not None and not any(_differs(manifest, last, name) for name in taken):
+            return None  # entries have only gone: a deletion by itself is no checkpoint
+        return manifest
+
+    def _carried(self, taken: Mapping[str, object]) -> set[str]:
+        """Entries of the last manifest whose last version goes into the next one.
+
+        These are being rewritten, or have gone without another of their kind (the same name but for its numbers) in
+        their place: between `rmtree(last)` and the next `last` there must not be a snapshot without either.
+        """
+        if self.last is None:
+            return set()
+        now = self.clock()
+        kinds = {_kind(name) for name in taken}
+        carried = set()
+        for name in self.last.entries:
+            if name in taken:
+                self._gone.pop(name, None)
+            elif (self.folder / name).exists() or (self.folder / name).is_symlink():
+                self._gone.pop(name, None)
+                carried.add(name)
+            elif _kind(name) not in kinds and now - self._gone.setdefault(name, now) < VANISHED_FOR:
+                carried.add(name)
+        return carried
+
+    def _write(self, manifest: Manifest) -> Manifest:
+        """Put the manifest under the next free number, once. A replay that finds its own bytes there has succeeded."""
+        if self._seq is None:
+            present = self.home.list(self.keys.manifests(self.generation))
+            self._seq = max((int(entry.key.rpartition("/")[2]) for entry in present), default=0)
+        manifest = replace(manifest, seq=self._seq + 1)
+        key, raw = self.keys.manifest(self.generation, manifest.seq), manifest.to_bytes()
+        if not self.home.create(key, raw) and self.home.find(key) != raw:
+            raise HomeError(f"{key} exists with another content", fix="does a second guest of this generation run?")
+        self._seq = manifest.seq
+        return manifest
+
+
+def _age(scan: Scan, name: str) -> tuple[int, str]:
+    tree = scan.complete.get(name)
+    return (tree.newest if tree else 0, name)
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _below(members: Mapping[str, T], entries: Iterable[str]) -> dict[str, T]:
+    """The members that lie in one of the entries."""
+    wanted = set(entries)
+    return {path: value for path, value in members.items() if path.partition("/")[0] in wanted}
+
+
+def _differs(one: Manifest, other: Manifest, entry: str) -> bool:
+    return any(
+        _below(mine, [entry]) != _below(theirs, [entry])
+        for mine, theirs in ((one.files, other.files), (one.folders, other.folders), (one.links, other.links))
+    )
