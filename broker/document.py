@@ -82,7 +82,9 @@ class Value:
     @property
     def kind(self) -> str:
         """What it is, for people."""
-        return {dict: "a map", list: "a list", str: "text"}.get(type(self.data), "empty")
+        if self.data is None:
+            return "empty"
+        return "a map" if isinstance(self.data, dict) else "a list" if isinstance(self.data, list) else "text"
 
 
 def read(text: str, file: str) -> tuple[Value, list[Problem]]:

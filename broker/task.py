@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -32,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
-class InvalidTask(TaskError):
+class InvalidTaskError(TaskError):
     """A Task made of wrong values. `problems` holds each of them."""
 
     problems: tuple[Problem, ...] = ()
@@ -91,7 +92,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the program saves. path: relative to the workdir, or `~/...`. every: seconds between its saves, if known.
+    """Where the program saves. path: relative to the workdir, or `~/...`. every: least seconds between two
+    snapshots, None for each save as it appears.
 
     keep: how many snapshots the home keeps. complete: a glob inside a checkpoint's folder that exists once it is whole,
     such as `DONE`.
@@ -166,7 +168,7 @@ class Task:
     machine. max_restarts_on_errors: of a program that failed, counted apart. home: URL of the store, empty for the
     configured one. source: the file it was read from. warnings: what its reader should tell the user.
 
-    Raises InvalidTask, which is a TaskError, for wrong values, with all of them named.
+    Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
 
     run: str
@@ -216,8 +218,8 @@ class Task:
         problems.extend(self._problems())
         if problems:
             try:
-                refuse(problems, kind=InvalidTask)
-            except InvalidTask as error:
+                refuse(problems, kind=InvalidTaskError)
+            except InvalidTaskError as error:
                 error.problems = tuple(problems)
                 raise
 
@@ -264,6 +266,12 @@ class Task:
     def markets(self) -> tuple[Market, ...]:
         """The markets this task may rent from."""
         return {"only": (Market.SPOT,), "never": (Market.ON_DEMAND,)}.get(self.spot, (Market.SPOT, Market.ON_DEMAND))
+
+    @property
+    def slug(self) -> str:
+        """The name as object stores and every cloud's tags can hold it: a-z, 0-9 and `-`, at most 40 characters."""
+        plain = unicodedata.normalize("NFKD", self.name).encode("ascii", "ignore").decode().lower()
+        return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-") or "task"
 
     @property
     def queries(self) -> tuple[OfferQuery, ...]:
@@ -341,8 +349,8 @@ def load(
 ) -> Task:
     """A Task from a Task, a task file, a folder that holds `task.yaml`, or the name of a bundled task.
 
-    envs and secrets are set over the task's own and fill what it leaves open. environ: where a secret without a value is
-    taken from, the process's own environment by default. A folder here comes before a bundled task of the same name.
+    envs and secrets are set over the task's own and fill what it leaves open. environ: where a secret without a value
+    is taken from, the process's own environment by default. A folder here comes before a bundled task of the same name.
     Raises TaskError.
     """
     if isinstance(task, Task):

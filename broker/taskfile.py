@@ -1,165 +1,28 @@
 """A task file's text: read into a Task, with the place of everything that is wrong; and a Task written as text.
 
-Three steps: `broker.document` keeps every scalar as typed, with its place; the pydantic models here know the fields and
-give each value its type; `Task` itself checks what the values mean. What is wrong in a later step is reported together
-with what was wrong in an earlier one: a wrong value is set aside, the rest is looked at.
+Three steps: `broker.document` keeps every scalar as typed, with its place; the pydantic models of `broker.fields` know
+the fields and give each value its type; `Task` itself checks what the values mean. What is wrong in a later step is
+reported together with what was wrong in an earlier one: a wrong value is set aside, the rest is looked at.
 
 `use_spot` is SkyPilot's: true prefers spot and falls back to on-demand, as `spot: auto` does; false is `spot: never`.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from broker import gpus, quantity
 from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
 from broker.errors import TaskError
-from broker.task import Checkpoint, InvalidTask, Rehearse, Resources, Task, Work
+from broker.fields import CheckpointFields, RehearseFields, ResourcesFields, TaskFields, explained
+from broker.task import Checkpoint, InvalidTaskError, Rehearse, Resources, Task, Work
 
-T = TypeVar("T")
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
-Cards = tuple[tuple[str, int], ...]  # alternatives: any of them will do
-
-# Names that people bring along from elsewhere, and what to write here.
-_ELSEWHERE = {
-    "resources.cloud": "write `infra: PROVIDER`",
-    "resources.region": "write `infra: PROVIDER/REGION`",
-    "resources.zone": "write `infra: PROVIDER/REGION/ZONE`",
-    "resources.max_hourly_cost": "write `max_price` at the top level",
-    "resources.job_recovery": "write `max_restarts_on_errors` at the top level",
-    "resources.spot_recovery": "moving on is what always happens; leave it out",
-    "resources.spot": "write `spot` at the top level",
-    "env": "write `envs`",
-}
-
-
-def _scalar(parse: Callable[[str], T]) -> BeforeValidator:
-    def validate(value: object) -> T:
-        if not isinstance(value, str):
-            raise ValueError(f"must be one value, not {'a map' if isinstance(value, dict) else 'a list'}")
-        return parse(value)
-
-    return BeforeValidator(validate)
-
-
-def _list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _cards(value: object) -> Cards:
-    """`A100`, `A100:8`, {A100: 8}, {A100: 1, L4: 1} and [A100:1, L4:1], the last two meaning any of them."""
-    if isinstance(value, str):
-        name, colon, number = value.partition(":")
-        return ((gpus.canonical(name), _how_many(number, value) if colon else 1),)
-    if isinstance(value, list):
-        if not value:
-            raise ValueError("must not be an empty list")
-        return tuple(card for item in value for card in _cards(item))
-    if not isinstance(value, dict) or not value:
-        raise ValueError("must be a GPU such as A100 or A100:8")
-    cards = []
-    for name, number in value.items():
-        if ":" in name:
-            raise ValueError(f"a space is missing after the colon in {name!r}: write {name.replace(':', ': ', 1)}")
-        cards.append((gpus.canonical(name), _how_many(number, name) if number is not None else 1))
-    return tuple(cards)
-
-
-def _how_many(number: object, what: str) -> int:
-    try:
-        many = quantity.count(number) if isinstance(number, str) else 0
-    except ValueError:
-        many = 0
-    if not many:
-        raise ValueError(f"the number of GPUs must be a whole number above zero: {what!r}")
-    return many
-
-
-def _image(value: str) -> str:
-    if not value.strip() or value != value.strip() or any(mark.isspace() for mark in value):
-        raise ValueError("must be the name of a container image")
-    return value
-
-
-Truth = Annotated[bool, _scalar(quantity.truth)]
-Count = Annotated[int, _scalar(quantity.count)]
-Positive = Annotated[float, _scalar(quantity.positive)]
-Size = Annotated[float, _scalar(quantity.size)]
-Texts = Annotated[list[str], BeforeValidator(_list)]
-
-
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-
-class _Alternative(_Fields):
-    accelerators: Annotated[Cards, BeforeValidator(_cards)] | None = None
-    cpus: Annotated[float, _scalar(quantity.at_least)] | None = None
-    memory: Size | None = None
-    disk_size: Size | None = None
-    infra: Texts | None = None
-    use_spot: Truth | None = None
-    image_id: Annotated[str, _scalar(_image)] | None = None
-
-
-class _Resources(_Alternative):
-    any_of: list[_Alternative] | None = None
-
-
-class _Checkpoint(_Fields):
-    path: str | None = None
-    every: Annotated[float, _scalar(quantity.duration)] | None = None
-    keep: Count | None = None
-    complete: str | None = None
-
-
-class _Work(_Fields):
-    hours: Positive | None = None
-    on: str | None = None
-    steps: Count | None = None
-
-
-class _Rehearse(_Fields):
-    deterministic: Truth | None = None
-    compare: Texts | None = None
-    envs: dict[str, str] | None = None
-
-
-class _Task(_Fields):
-    name: str | None = None
-    workdir: str | None = None
-    setup: str | None = None
-    run: str | None = None
-    envs: dict[str, str] | None = None
-    secrets: dict[str, str] | None = None
-    resources: _Resources | None = None
-    checkpoint: _Checkpoint | None = None
-    outputs: Texts | None = None
-    work: _Work | None = None
-    spot: Literal["auto", "only", "never"] | None = None
-    max_price: Positive | None = None
-    max_hours: Positive | None = None
-    max_moves: Count | None = None
-    max_restarts_on_errors: Count | None = None
-    home: str | None = None
-    rehearse: _Rehearse | None = None
-
-
-_MODELS: dict[str, type[_Fields]] = {
-    "": _Task,
-    "resources": _Resources,
-    "resources.any_of": _Alternative,
-    "checkpoint": _Checkpoint,
-    "work": _Work,
-    "rehearse": _Rehearse,
-}
 
 
 def read(
@@ -257,7 +120,7 @@ class _Reader:
         model = self._model()
         try:
             task = self._built(model)
-        except InvalidTask as error:
+        except InvalidTaskError as error:
             said = {problem.field for problem in self.problems}
             for problem in error.problems:
                 if not any(problem.field == field or field.startswith(f"{problem.field}.") for field in said):
@@ -269,16 +132,16 @@ class _Reader:
             refuse(sorted(unique, key=lambda problem: (problem.line or 0, problem.column or 0)), str(self.path))
         return task
 
-    def _model(self) -> _Task:
+    def _model(self) -> TaskFields:
         """The file's values with their types. What is wrong is noted and left out until the rest is right."""
         while True:
             try:
-                return _Task.model_validate(self.plain)
+                return TaskFields.model_validate(self.plain)
             except ValidationError as error:
                 for detail in error.errors(include_url=False, include_input=False):
                     unknown = detail["type"] == "extra_forbidden"
                     line, column = self.document.place(detail["loc"], key=unknown)
-                    self.problems.append(Problem(*_explained(detail), line, column))
+                    self.problems.append(Problem(*explained(detail), line, column))
                     self._leave_out(detail["loc"])
 
     def _leave_out(self, path: tuple[str | int, ...]) -> None:
@@ -299,7 +162,7 @@ class _Reader:
             index = int(path[-1])
             holder[index] = "" if path[-2] != "any_of" else {}
 
-    def _check_workdir(self, model: _Task) -> None:
+    def _check_workdir(self, model: TaskFields) -> None:
         if model.workdir is not None and not (folder := self._workdir(model.workdir)).is_dir():
             line, column = self.document.place(("workdir",))
             self.problems.append(Problem("workdir", f"no such folder: {folder}", "", line, column))
@@ -307,7 +170,7 @@ class _Reader:
     def _workdir(self, text: str) -> Path:
         return Path(os.path.normpath(self.path.absolute().parent / Path(text).expanduser()))
 
-    def _built(self, model: _Task) -> Task:
+    def _built(self, model: TaskFields) -> Task:
         spot, resources, warnings = _resources(model)
         stem = self.path.absolute().parent.name if self.path.stem == "task" else self.path.stem
         given: dict[str, Any] = {
@@ -340,9 +203,9 @@ class _Reader:
         )
 
 
-def _resources(model: _Task) -> tuple[str | None, tuple[Resources, ...], tuple[str, ...]]:
+def _resources(model: TaskFields) -> tuple[str | None, tuple[Resources, ...], tuple[str, ...]]:
     """Which market, which alternatives (an entry of any_of takes over what stands around it), and what to tell."""
-    outer = model.resources or _Resources()
+    outer = model.resources or ResourcesFields()
     around = {name: getattr(outer, name) for name in outer.model_fields_set - {"any_of"}}
     alternatives = [
         {**around, **{name: getattr(entry, name) for name in entry.model_fields_set}} for entry in outer.any_of or ()
@@ -357,7 +220,7 @@ def _resources(model: _Task) -> tuple[str | None, tuple[Resources, ...], tuple[s
             "image": fields.get("image_id"),
         }
         for gpu, many in fields.get("accelerators") or ((None, 0),):
-            wish = {name: value for name, value in given.items() if value is not None}
+            wish: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             wishes.append(Resources(gpu=gpu, gpu_count=many, **wish))
     spots = {fields["use_spot"] for fields in alternatives if fields.get("use_spot") is not None}
     spot = model.spot
@@ -370,13 +233,13 @@ def _resources(model: _Task) -> tuple[str | None, tuple[Resources, ...], tuple[s
     return spot, tuple(wishes), tuple(warnings)
 
 
-def _checkpoint(model: _Checkpoint | None) -> Checkpoint | None:
+def _checkpoint(model: CheckpointFields | None) -> Checkpoint | None:
     if model is None or model.path is None:
         return None
     return Checkpoint(**{name: value for name, value in model.model_dump().items() if value is not None})
 
 
-def _rehearse(model: _Rehearse | None) -> Rehearse | None:
+def _rehearse(model: RehearseFields | None) -> Rehearse | None:
     if model is None:
         return None
     return Rehearse(
@@ -386,28 +249,6 @@ def _rehearse(model: _Rehearse | None) -> Rehearse | None:
 
 def _steps(field: str) -> tuple[str | int, ...]:
     return tuple(int(step) if step.isdigit() else step for step in field.split("."))
-
-
-def _explained(detail: Any) -> tuple[str, str, str]:
-    """pydantic's word as field, message and fix."""
-    path: tuple[str | int, ...] = detail["loc"]
-    field, kind = ".".join(map(str, path)), detail["type"]
-    if kind == "extra_forbidden":
-        plain = ".".join(step for step in path if isinstance(step, str))
-        outer = plain.rpartition(".")[0]
-        if advice := _ELSEWHERE.get(plain.replace(".any_of", "")):
-            return field, f"unknown field; {advice}", advice
-        known = list(_MODELS[outer].model_fields) if outer in _MODELS else []
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        if near:
-            return field, f"unknown field; did you mean {near[0]}?", f"write `{near[0]}`"
-        return field, "unknown field", f"known here: {', '.join(known)}"
-    if kind == "value_error":
-        return field, str(detail["ctx"]["error"]), ""
-    if kind == "literal_error":
-        return field, f"must be {detail['ctx']['expected']}", ""
-    wanted = {"string_type": "must be text", "list_type": "must be a list", "model_type": "must be a map"}
-    return field, wanted.get(kind, detail["msg"]), ""
 
 
 def write(task: Task) -> str:
