@@ -48,10 +48,9 @@ def restore(home: Home, keys: JobKeys, manifest: Manifest, folder: Path, *, pace
     inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
     mark = uuid.uuid4().hex[:8]
     fresh = (folder if inside else folder.parent) / f".{folder.name}.restoring-{mark}"
-    wanted = sum(file.size for file in {file.sha256: file for file in manifest.files.values()}.values())
-    if wanted > (free := free_space(folder.parent)):
+    if (wanted := manifest.size) > (free := free_space(folder.parent)):
         raise HomeError(
-            f"no space left at {folder}: the snapshot needs {manifest.size / MIB:,.0f} MiB, {free / MIB:,.0f} MiB are free",
+            f"no space left at {folder}: the snapshot needs {wanted / MIB:,.0f} MiB, {free / MIB:,.0f} MiB are free",
             fix="ask for more disk; the snapshot is kept",
         )
     try:
@@ -240,9 +239,8 @@ def _is_output(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
         return False
     relative = path.relative_to(folder)
     names = [relative.as_posix(), *(parent.as_posix() for parent in relative.parents if parent.name)]
-    return any(
-        fnmatch.fnmatchcase(name, pattern.removeprefix("./").rstrip("/")) for name in names for pattern in patterns
-    )
+    wanted = [pattern.removeprefix("./").rstrip("/") for pattern in patterns]
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in wanted)
 
 
 def download(home: Home, keys: JobKeys, files: Mapping[str, File], to: Path, *, pace: Pace | None = None) -> None:

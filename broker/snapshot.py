@@ -176,7 +176,7 @@ class Snapshotter:
         step: int | None,
         step_at: Callable[[float], int | None] | None,
     ) -> Manifest | None:
-        """The next manifest: what was taken, and the last version of what is being rewritten. None if nothing is new."""
+        """The next manifest: what was taken, and the last version of what is being rewritten; None without news."""
         last = self.last
         carried = self._carried(taken)
         names = sorted({*taken, *carried}, key=lambda name: (step_of(name) or -1, *_age(scan, name)))

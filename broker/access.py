@@ -1,0 +1,195 @@
+"""Access to homes: the broker's own, and the narrow one that each placement gets.
+
+A placement's key reaches `jobs/J/` and `beats/J/` of its home and nothing else, and ends. On S3 it comes from STS, by
+AssumeRole or GetFederationToken with a session policy; on AWS a role's session lasts 12 hours at most and a federation
+token 36. What the configuration's `[home_config]` says about it::
+
+    mint = "assume-role"            # or "federation", or "none": the guest gets the account's own keys
+    role_arn = "arn:aws:iam::…"     # for assume-role
+    sts_endpoint = "https://…"      # where STS is not AWS's own
+
+All other keys go to obstore as they are. Runs on the broker's side only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from broker.config import Config
+from broker.errors import ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
+from broker.home import Access
+
+OURS = {"mint", "role_arn", "sts_endpoint"}
+MINTS = ("assume-role", "federation", "none")
+# Shortest and longest life in seconds: AWS STS API reference, AssumeRole and GetFederationToken.
+LIFE = {"assume-role": (900, 43_200), "federation": (900, 129_600)}
+# Every role allows an hour; more only where its own maximum was raised, and never when roles are chained.
+SURE = 3_600
+PLAIN = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def own(config: Config, home_url: str) -> Access:
+    """The broker's own access to a home. Raises ConfigError for a URL of an unknown kind."""
+    _kind(home_url)
+    if _is_folder(home_url):
+        return Access(home_url)
+    return Access(home_url, {key: value for key, value in config.home_config.items() if key not in OURS})
+
+
+def mint(config: Config, home_url: str, job: str, generation: int, until: float) -> Access:
+    """Access for one placement, to the job's own prefixes, lasting at least to `until` where the store can do that.
+
+    until: seconds since the epoch. `expires_at` of what is returned tells how long it really lasts, which may be less;
+    `scoped` tells whether it reaches this job only. Raises ConfigError for what the user must set, HomeAccessDenied
+    where the store refuses to mint, HomeUnavailable where it does not answer.
+    """
+    way = config.home_config.get("mint", "none")
+    if way not in MINTS:
+        raise ConfigError(f"[home_config] mint = {way!r} is unknown", fix=f"one of: {', '.join(MINTS)}")
+    shared = own(config, home_url)
+    if _is_folder(home_url) or way == "none":
+        return shared
+    if not PLAIN.fullmatch(job):
+        raise ConfigError(f"the job id {job!r} cannot stand in a policy")
+    bucket, prefix = _place(home_url)
+    policy = json.dumps(session_policy(bucket, prefix, job, _partition(config.home_config)), separators=(",", ":"))
+    answer = _ask(config.home_config, way, f"{job}-{generation}", policy, until - time.time())
+    keys = {
+        "access_key_id": answer["AccessKeyId"],
+        "secret_access_key": answer["SecretAccessKey"],
+        "session_token": answer["SessionToken"],
+    }
+    kept = {key: value for key, value in shared.config.items() if key.lower().removeprefix("aws_") not in SECRET}
+    return Access(home_url, {**kept, **keys}, expires_at=answer["Expiration"].timestamp(), scoped=True)
+
+
+SECRET = {"access_key_id", "secret_access_key", "session_token", "token", "profile"}
+
+
+def session_policy(bucket: str, prefix: str, job: str, partition: str = "aws") -> dict[str, Any]:
+    """What a placement may do: read, write and list below its job's two prefixes.
+
+    Every pattern ends in `/*`: without the slash `jobs/A*` would open `jobs/AA/` as well.
+    """
+    base = f"{prefix}/" if prefix else ""
+    below = [f"{base}jobs/{job}/*", f"{base}beats/{job}/*"]
+    arn = f"arn:{partition}:s3:::{bucket}"
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": [
+                    "s3:GetObject",
+                    "s3:PutObject",
+                    "s3:DeleteObject",
+                    "s3:AbortMultipartUpload",
+                    "s3:ListMultipartUploadParts",
+                ],
+                "Resource": [f"{arn}/{pattern}" for pattern in below],
+            },
+            {
+                "Effect": "Allow",
+                "Action": ["s3:ListBucket"],
+                "Resource": [arn],
+                "Condition": {"StringLike": {"s3:prefix": below}},
+            },
+        ],
+    }
+
+
+def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds: float) -> Mapping[str, Any]:
+    """One STS call; its `Credentials`."""
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        raise ConfigError("scoped keys for an S3 home need boto3", fix="pip install 'spotbroker[aws]'") from error
+    shortest, longest = LIFE[way]
+    life = int(min(max(seconds, shortest), longest))
+    client = _client(settings)
+    try:
+        if way == "federation":
+            return _credentials(client.get_federation_token(Name=name[-32:], Policy=policy, DurationSeconds=life))
+        role = settings.get("role_arn", "")
+        if not role:
+            raise ConfigError("[home_config] mint = 'assume-role' needs role_arn", fix="set role_arn in [home_config]")
+        wanted = {"RoleArn": role, "RoleSessionName": f"spotbroker-{name}"[-64:], "Policy": policy}
+        try:
+            return _credentials(client.assume_role(**wanted, DurationSeconds=life))
+        except ClientError as error:
+            if life <= SURE or error.response["Error"].get("Code") != "ValidationError":
+                raise
+            return _credentials(client.assume_role(**wanted, DurationSeconds=SURE))
+    except ClientError as error:
+        raise _translated(way, error.response) from error
+    except BotoCoreError as error:
+        raise HomeUnavailable(f"STS did not answer: {error}", fix="check sts_endpoint in [home_config]") from error
+
+
+def _client(settings: Mapping[str, str]) -> Any:
+    import boto3
+    from botocore.config import Config as Options
+
+    def setting(name: str) -> str | None:
+        return settings.get(name) or settings.get(f"aws_{name}") or None
+
+    return boto3.client(
+        "sts",
+        endpoint_url=settings.get("sts_endpoint") or None,
+        region_name=setting("region") or setting("default_region") or "us-east-1",
+        aws_access_key_id=setting("access_key_id"),
+        aws_secret_access_key=setting("secret_access_key"),
+        aws_session_token=setting("session_token") or setting("token"),
+        config=Options(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 4}),
+    )
+
+
+def _credentials(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    credentials: Mapping[str, Any] = answer["Credentials"]
+    return credentials
+
+
+def _translated(way: str, response: Mapping[str, Any]) -> HomeError:
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    text = f"STS refuses to mint a key by {way}: {code}: {response.get('Error', {}).get('Message', '')}"
+    if status >= 500:
+        return HomeUnavailable(text)
+    fix = "check role_arn and its trust policy" if way == "assume-role" else "federation needs an IAM user's own keys"
+    return HomeAccessDenied(text, fix=fix)
+
+
+def _kind(url: str) -> str:
+    scheme = urlsplit(url).scheme
+    if scheme not in ("file", "s3"):
+        raise ConfigError(f"the home {url!r} is of an unknown kind", fix="file:///FOLDER or s3://BUCKET/PREFIX")
+    return scheme
+
+
+def _is_folder(url: str) -> bool:
+    return _kind(url) == "file"
+
+
+def _place(url: str) -> tuple[str, str]:
+    """Bucket and prefix of an S3 home. A policy would read `*`, `?` and `${` in a prefix as patterns."""
+    parts = urlsplit(url)
+    prefix = parts.path.strip("/")
+    if not parts.netloc or not all(PLAIN.fullmatch(part) for part in (parts.netloc, *prefix.split("/")) if part):
+        raise ConfigError(
+            f"the home {url!r} cannot be scoped", fix="use letters, digits, dot, dash and underscore in its prefix"
+        )
+    return parts.netloc, prefix
+
+
+def _partition(settings: Mapping[str, str]) -> str:
+    """`aws`, `aws-cn` or `aws-us-gov`, from the role or the region."""
+    role = settings.get("role_arn", "").split(":")
+    if len(role) > 1 and role[1].startswith("aws"):
+        return role[1]
+    region = settings.get("region") or settings.get("aws_region") or ""
+    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
