@@ -1,0 +1,7 @@
+"""Fixtures that every test may ask for; the servers behind them start at first use."""
+
+from __future__ import annotations
+
+from clouds.postgres import postgres
+
+__all__ = ["postgres"]
