@@ -225,7 +225,7 @@ def _refuse_outside(link: Path, root: Path) -> None:
 
 
 class _Ignored:
-    """Says whether a path stays behind. Git's rules: the deepest file with a word on it decides, by its last such line."""
+    """Says whether a path stays behind. Git's rules: the deepest file with a word on it decides, by its last one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
