@@ -17,14 +17,34 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from broker.errors import ConfigError
 
 APP = "spotbroker"
-KNOWN = {"home", "home_config", "database", "providers", "notify"}
+KNOWN = {"home", "home_config", "database", "providers", "limits"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that broker and guests go by; the table `[limits]` changes them.
+
+    beat: between two beats of a guest. silence: without a changed beat until a machine counts as lost. scan: between
+    two looks at the checkpoint folder. quiet: unchanged until a file of no known format counts as complete. grace: for
+    a program to save and exit after SIGTERM. store_poll: between two looks at the home.
+    """
+
+    beat: float = 30.0
+    silence: float = 300.0
+    scan: float = 5.0
+    quiet: float = 10.0
+    grace: float = 60.0
+    store_poll: float = 10.0
+
+
+SIMULATED = Limits(beat=1.0, silence=60.0, scan=0.5, quiet=2.0, grace=60.0, store_poll=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +57,14 @@ class Config:
     home_config: Mapping[str, str] = field(default_factory=dict, repr=False)
     database: str = field(default="", repr=False)
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    changed_limits: Mapping[str, float] = field(default_factory=dict)
 
     def provider(self, name: str) -> Mapping[str, Any]:
         return self.providers.get(name, {})
+
+    def limits(self, *, simulated: bool) -> Limits:
+        """The limits for a machine; a simulated one beats faster, since nobody pays for its requests."""
+        return replace(SIMULATED if simulated else Limits(), **self.changed_limits)
 
 
 def load(*, state: Path | None = None, file: Path | None = None) -> Config:
@@ -47,9 +72,7 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
     import platformdirs
 
     state = state or Path(os.environ.get("SPOTBROKER_STATE") or platformdirs.user_state_dir(APP))
-    file = file or Path(
-        os.environ.get("SPOTBROKER_CONFIG") or Path(platformdirs.user_config_dir(APP)) / "config.toml"
-    )
+    file = file or Path(os.environ.get("SPOTBROKER_CONFIG") or Path(platformdirs.user_config_dir(APP)) / "config.toml")
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -59,7 +82,15 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
     for key in data:
         if key not in KNOWN:
             raise ConfigError(f"{file}: unknown key {key!r}", fix=f"known are: {', '.join(sorted(KNOWN))}")
-    for key, kind in (("home", str), ("database", str), ("home_config", dict), ("providers", dict)):
+    changed = data.get("limits", {})
+    names = [entry.name for entry in fields(Limits)]
+    for key, value in changed.items() if isinstance(changed, dict) else ():
+        if key not in names or isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ConfigError(
+                f"{file}: limits.{key} = {value!r} is not a limit",
+                fix=f"seconds above 0 for one of: {', '.join(names)}",
+            )
+    for key, kind in (("limits", dict), ("home", str), ("database", str), ("home_config", dict), ("providers", dict)):
         if key in data and not isinstance(data[key], kind):
             raise ConfigError(f"{file}: {key} must be a {'table' if kind is dict else 'string'}")
     return Config(
@@ -69,4 +100,5 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
         home_config={str(k): str(v) for k, v in data.get("home_config", {}).items()},
         database=data.get("database", ""),
         providers=data.get("providers", {}),
+        changed_limits=dict(changed),
     )

@@ -93,9 +93,7 @@ class QuotaExceeded(ProviderError):
     `scope` is a prefix of offer keys, such as `aws/us-east-1` or `aws/us-east-1/spot`.
     """
 
-    def __init__(
-        self, message: str, *, scope: str, provider: str = "", code: str = "", fix: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, scope: str, provider: str = "", code: str = "", fix: str = "") -> None:
         super().__init__(message, provider=provider, code=code, fix=fix)
         self.scope = scope
 
@@ -109,9 +107,7 @@ class AuthFailed(ProviderError):
 class RateLimited(ProviderError):
     """Too many calls. Ask again after `retry_after` seconds."""
 
-    def __init__(
-        self, message: str, *, retry_after: float, provider: str = "", code: str = "", fix: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, retry_after: float, provider: str = "", code: str = "", fix: str = "") -> None:
         super().__init__(message, provider=provider, code=code, fix=fix)
         self.retry_after = retry_after
 

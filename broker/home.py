@@ -91,6 +91,11 @@ class Home:
         with translated(key):
             self.store.put(key, data, use_multipart=False)
 
+    def put_file(self, key: str, path: Path) -> None:
+        """Write one file, in parts where it is large, over what was there."""
+        with translated(key):
+            self.store.put(key, path)
+
     def create(self, key: str, data: bytes) -> bool:
         """Write one small object unless it exists; False if it did."""
         from obstore.exceptions import AlreadyExistsError
@@ -179,7 +184,8 @@ def _open(access: Access) -> tuple[Any, bool]:
         options["allow_http"] = True
     retry: Any = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
     try:
-        return from_url(access.url, config=config, client_options=options, retry_config=retry), False
+        open_url: Any = from_url
+        return open_url(access.url, config=config, client_options=options, retry_config=retry), False
     except Exception as error:
         raise ConfigError(
             f"the home {access.url!r} cannot be opened: {error}",
@@ -357,8 +363,6 @@ class Control:
             },
             parents={int(n): (p[0], p[1]) if p else None for n, p in data.get("parents", {}).items()},
         )
-
-
 
 
 def lineage(

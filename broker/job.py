@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker import errors
-from broker.config import Config, load as load_config
+from broker.config import Config
+from broker.config import load as load_config
 from broker.offer import Market, Offer
-from broker.task import Task, load as load_task
+from broker.task import Task
+from broker.task import load as load_task
 
 if TYPE_CHECKING:
     from broker.home import Home
@@ -64,7 +68,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """pending, starting, running, moving, stopping; or its end: succeeded, failed, stopped, limit, unavailable, error."""
+        """pending, starting, running, moving, stopping; or succeeded, failed, stopped, limit, unavailable, error."""
         return self.row.status
 
     @property
@@ -77,7 +81,10 @@ class Job:
 
     @property
     def exit_code(self) -> int:
-        """What a command about this job exits with: 0 success, 100 failed, 103 stopped, 104 limit, 75 nothing to be had, 101 not ended."""
+        """What a command about this job exits with.
+
+        0 success, 75 nothing to be had, 100 failed, 101 not ended, 103 stopped, 104 limit reached.
+        """
         return 101 if self.row.exit_code is None else self.row.exit_code
 
     @property
@@ -111,9 +118,10 @@ class Job:
         return self.store.events(self.id, after=after)
 
     def wait(self, timeout: float | None = None, on_event: OnEvent | None = None) -> Job:
-        """Block until the job has ended; `on_event` gets every event once. Raises JobUnfinished after `timeout` seconds.
+        """Block until the job has ended; `on_event` gets every event once.
 
-        Waiting needs a live broker somewhere; it does not itself drive the job.
+        Waiting needs a live broker somewhere; it does not itself drive the job. Raises JobUnfinished after `timeout`
+        seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = 0
@@ -134,7 +142,7 @@ class Job:
             time.sleep(0.2)
 
     def check(self) -> Job:
-        """Raise what the job's end calls for: JobFailed, JobStopped, LimitReached, NothingAvailable; itself on success."""
+        """Raise what the end calls for: JobFailed, JobStopped, LimitReached, NothingAvailable; itself on success."""
         if self.status in ENDINGS:
             raise ENDINGS[self.status](self.message, job=self.id, fix=self.row.fix)
         if self.status == "unavailable":
@@ -144,7 +152,10 @@ class Job:
         return self
 
     def logs(self, *, follow: bool = False, after: tuple[int, int] = (0, -1)) -> Iterator[tuple[int, int, str]]:
-        """The program's output over all its machines: (generation, part, text), secrets masked; `follow` until the end."""
+        """The program's output over all its machines, secrets masked: (generation, part, text).
+
+        `follow` goes on until the job has ended; `after` is the last (generation, part) already seen.
+        """
         from broker.home import JobKeys
 
         keys, home = JobKeys(self.id), self.home
@@ -188,7 +199,7 @@ class Job:
         raise errors.JobUnfinished(f"{self.id} has no outputs yet", job=self.id, fix=f"broker wait {self.id}")
 
 
-def _settled(task: Task, config: Config, changes: Mapping[str, Any]) -> Task:
+def _settled(task: Task, changes: Mapping[str, Any]) -> Task:
     """The task with the caller's overrides, and the home that holds it."""
     given = {key: value for key, value in changes.items() if value is not None}
     if infra := given.pop("infra", ()):
@@ -219,7 +230,7 @@ def plan(
     from broker.workdir import size
 
     config = config or load_config()
-    task = _settled(load_task(task), config, {"spot": spot, "max_price": max_price, "infra": infra})
+    task = _settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra})
     wish = wish_of(task)
     book = Marketplace(config).offers(wish.queries)
     decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), moves_left=task.max_moves)
@@ -233,13 +244,19 @@ def plan(
     )
 
 
+def plain(name: str) -> str:
+    """A name as it may stand in tags, policies and object keys everywhere: ASCII letters, digits, `.`, `_` and `-`."""
+    ascii_only = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", ascii_only).strip("-.")[:40] or "job"
+
+
 def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
     """Write a job down and put what is frozen of it into its home. Nothing is rented yet."""
-    from broker.lifecycle import prepare
+    from broker.placement import prepare
     from broker.store import JobRow
     from broker.vault import seal
 
-    job_id = f"{task.name}-{uuid.uuid4().hex[:6]}"
+    job_id = f"{plain(task.name)}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
     prepared = prepare(job_id, task, home, config)
     row = JobRow(
@@ -270,15 +287,15 @@ def run(
 ) -> Job:
     """Run a task to its end: pick, launch, follow, move, account. Returns the ended job, whatever its end.
 
-    This process drives the job. `detach` returns as soon as the job is written down; a broker in the background, started
-    if none is alive, drives it. Raises ConfigError and TaskError before anything is rented; how the job itself ended is
-    `job.status`, and `job.check()` raises it.
+    This process drives the job. `detach` returns as soon as the job is written down; a broker in the background,
+    started if none is alive, drives it. Raises ConfigError and TaskError before anything is rented; how the job itself
+    ended is `job.status`, and `job.check()` raises it.
     """
     from broker import engine
     from broker.store import open_store
 
     config = config or load_config()
-    settled = _settled(load_task(task), config, {"spot": spot, "max_price": max_price, "infra": infra})
+    settled = _settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra})
     store = open_store(config.state, config.database)
     job = submit(settled, config=config, store=store)
     if detach:

@@ -98,7 +98,7 @@ class LaunchRequest:
 
     token: derived from job, generation and offer; the same at every replay, new for every generation.
     user_data: the bootstrap, a POSIX-sh script. bid: USD per hour of the whole machine, None outside bidding.
-    end_by, frozen_at: seconds since the epoch. disk: GiB.
+    end_by: when the machine ends by itself, end_why: its reason. Times are seconds since the epoch. disk: GiB.
     """
 
     job: str
@@ -112,6 +112,7 @@ class LaunchRequest:
     frozen_at: float
     image: str | None = None
     bid: float | None = None
+    end_why: str = "max_hours"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "tags": dict(self.tags), "offer": self.offer.to_json()}

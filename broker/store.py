@@ -95,7 +95,20 @@ meta = sa.Table(
 )
 
 ENDED = ("succeeded", "failed", "stopped", "limit", "unavailable", "error")
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "fuse.s3fs", "afs", "ceph", "glusterfs", "lustre")
+NETWORK_FILESYSTEMS = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "lustre",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def seal(state: Path, secrets: Mapping[str, str]) -> bytes | None:
         return None
     from cryptography.fernet import Fernet
 
-    return Fernet(_key(state)).encrypt(json.dumps(dict(secrets)).encode())
+    return bytes(Fernet(_key(state)).encrypt(json.dumps(dict(secrets)).encode()))
 
 
 def unseal(state: Path, sealed: bytes | None) -> dict[str, str]:

@@ -1,0 +1,481 @@
+"""Runs jobs durably. The only module that knows DBOS, and it knows it in one shape.
+
+A job is one workflow that goes from phase to phase; each phase is one recorded step whose result is the whole
+`JobState`. After a crash the workflow continues at the phase after the last recorded one, in this process or in
+another: every process holds a lock named after itself for as long as it lives, and whoever finds jobs whose holder's
+lock is free takes them over. DBOS itself recovers only its own executor's workflows, so that part is ours.
+
+Settings and traps were measured for DBOS 3.4: a constant `application_version`, portable JSON, no recovery limit,
+write-ahead logging by a connection class, launch in a thread without a running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from broker import errors, lifecycle
+from broker.config import Config
+from broker.state import JobState, Outcome
+from broker.store import ENDED, database_url, open_store
+from broker.sweep import sweep
+from broker.watch import Watcher, watch
+from broker.world import World
+
+WORKFLOW = "spotbroker-job"
+APPLICATION_VERSION = "1"
+CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY = 0.5, 3.0, 60.0
+ERRORS_BEFORE_GIVING_UP = 20
+BACKGROUND_IDLE = 5.0
+
+PHASES: dict[str, Callable[[JobState, World], JobState]] = {
+    "pick": lifecycle.pick,
+    "launch": lifecycle.launch,
+    "retire": lifecycle.retire,
+    "account": lifecycle.account,
+}
+
+_current: Engine | None = None
+_users = 0
+_guard = threading.RLock()
+
+
+class WalConnection(sqlite3.Connection):
+    """DBOS opens SQLite in rollback mode; write-ahead logging lets readers and one writer work side by side."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA journal_mode=WAL")
+        self.execute("PRAGMA synchronous=FULL")
+
+
+class Engine:
+    """One live broker: an executor of DBOS, a watcher, and the upkeep that claims, adopts and sweeps."""
+
+    def __init__(self, config: Config, *, adopts: bool = True) -> None:
+        self.config = config
+        self.adopts = adopts
+        store = open_store(config.state, config.database)
+        self.world = World(config, store, time.time, store.installation())
+        self.watcher = Watcher(self.world)
+        self.executor_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.url = database_url(config.state, config.database, "engine.db")
+        self.lock = _lock(config, self.executor_id)
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._upkeep: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Launch DBOS. Raises ConfigError where this process already runs a DBOS of its own."""
+        if not self.lock.take():
+            raise errors.BrokerError("the engine's own lock is taken")
+        # DBOS adopts a loop that runs in the launching thread (a notebook's) and then waits on it for ever.
+        failures: list[BaseException] = []
+        thread = threading.Thread(target=self._launch, args=(failures,), name="spotbroker launch")
+        thread.start()
+        thread.join()
+        if failures:
+            self.lock.release()
+            raise failures[0]
+        self._upkeep = threading.Thread(target=self._keep_up, name="spotbroker upkeep", daemon=True)
+        self._upkeep.start()
+
+    def _launch(self, failures: list[BaseException]) -> None:
+        try:
+            from dbos import DBOS, DBOSConfig
+            from dbos._serialization import DBOSPortableJSONSerializer
+
+            _register()
+            config: DBOSConfig = {
+                "name": "spotbroker",
+                "system_database_url": self.url,
+                "application_version": APPLICATION_VERSION,
+                "executor_id": self.executor_id,
+                "max_executor_threads": 32,
+                "log_level": "ERROR",
+                "serializer": DBOSPortableJSONSerializer(),
+            }
+            if self.url.startswith("sqlite"):
+                config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
+            instance = DBOS(config=config)
+            if instance._config.get("system_database_url") != self.url:  # noqa: SLF001 - there is no public check
+                raise errors.ConfigError(
+                    "this process already runs a DBOS application of its own",
+                    fix="run the job with detach=True, or in a process of its own by `broker run`",
+                )
+            DBOS.launch()
+        except BaseException as error:  # noqa: BLE001 - handed to the starting thread, which raises it
+            failures.append(error)
+
+    def close(self) -> None:
+        """Stop driving; what runs goes on running and the next live broker continues it."""
+        from dbos import DBOS
+
+        self._stop.set()
+        if self._upkeep is not None:
+            self._upkeep.join(timeout=10.0)
+        self.watcher.close()
+        if os.getpid() == self._pid:
+            DBOS.destroy(destroy_registry=False)
+        self.lock.release()
+        self.world.store.close()
+
+    def drive(self, job: str) -> None:
+        """Take a job that nobody drives and start it here."""
+        if self.world.store.claim(job, self.executor_id):
+            self._begin(job)
+
+    def _begin(self, job: str) -> None:
+        from dbos import DBOS, SetWorkflowID
+
+        with SetWorkflowID(job):
+            DBOS.start_workflow(_workflow(), JobState(job).to_json())
+
+    def _keep_up(self) -> None:
+        due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0}
+        duties: dict[str, tuple[float, Callable[[], object]]] = {
+            "claim": (CLAIM_EVERY, self.claim),
+            "adopt": (ADOPT_EVERY, self.adopt),
+            "sweep": (SWEEP_EVERY, self.sweep),
+        }
+        while not self._stop.wait(0.2):
+            for name, (every, duty) in duties.items():
+                if time.monotonic() < due[name] or (not self.adopts and name != "adopt"):
+                    continue
+                try:
+                    duty()
+                except Exception as error:  # noqa: BLE001 - upkeep must outlive whatever one round met
+                    print(f"spotbroker: {name} failed and is tried again: {error}", file=sys.stderr)  # noqa: T201
+                due[name] = time.monotonic() + every
+
+    def claim(self) -> None:
+        """Start every job that was written down and that nobody has started."""
+        for job in self.world.store.unclaimed():
+            self.drive(job)
+
+    def adopt(self) -> list[str]:
+        """Take over the jobs of brokers that have died; returns their ids."""
+        from dbos import DBOS
+
+        pending = DBOS.list_workflows(status="PENDING", name=WORKFLOW, load_input=False, load_output=False)
+        started = {status.workflow_id for status in pending}
+        by_holder: dict[str, list[str]] = {}
+        for status in pending:
+            if status.executor_id and status.executor_id != self.executor_id:
+                by_holder.setdefault(status.executor_id, []).append(status.workflow_id)
+        adopted: list[str] = []
+        for holder, jobs in by_holder.items():
+            if _lock(self.config, holder).free():
+                DBOS.resume_workflows(jobs)
+                adopted += jobs
+        for row in self.world.store.jobs(active=True):
+            # A broker that died between claiming a job and starting it leaves a claim without a workflow.
+            holder_id = row.claimed_by
+            if not holder_id or row.id in started or holder_id == self.executor_id:
+                continue
+            if _lock(self.config, holder_id).free() and DBOS.get_workflow_status(row.id) is None:
+                self._begin(row.id)
+                adopted.append(row.id)
+        return adopted
+
+    def sweep(self) -> list[str]:
+        return sweep(self.world)
+
+    def idle(self) -> bool:
+        """Is there no job left that has not ended?"""
+        return not self.world.store.jobs(active=True)
+
+
+def _workflow() -> Any:
+    return _registered["workflow"]
+
+
+_registered: dict[str, Any] = {}
+
+
+def _register() -> None:
+    """Register the one workflow, once per process. Its name and its loop must never change: recorded jobs replay it."""
+    if _registered:
+        return
+    from dbos import DBOS
+
+    @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
+    async def job(data: dict[str, Any]) -> dict[str, Any]:
+        while data["phase"] != "done":
+            data = await DBOS.run_step_async({"name": data["phase"]}, _step, data)
+        return data
+
+    _registered["workflow"] = job
+
+
+async def _step(data: dict[str, Any]) -> dict[str, Any]:
+    """Run one phase. Never raises: a phase that failed is tried again after a pause, with the state as it was."""
+    engine = _current
+    if engine is None:
+        raise RuntimeError("no engine runs in this process")
+    state, world = JobState.from_json(data), engine.world
+    try:
+        if state.phase == "watch":
+            following = await watch(state, world, engine.watcher)
+        else:
+            following = await asyncio.to_thread(PHASES[state.phase], state, world)
+        following = following.to(following.phase, errors=0)
+    except Exception as error:  # noqa: BLE001 - a raised step would end the workflow and orphan its machine
+        following = await asyncio.to_thread(_failed, state, error, world)
+    await asyncio.to_thread(_show, state, following, world)
+    return following.to_json()
+
+
+def _failed(state: JobState, error: Exception, world: World) -> JobState:
+    """The state after a phase that raised: the same phase later, or the end where it can never succeed."""
+    import traceback
+
+    text = f"{state.phase} failed: {type(error).__name__}: {error}"
+    world.store.event(
+        state.job,
+        "warning",
+        text,
+        generation=state.generation,
+        once=text[:200],
+        traceback="".join(traceback.format_exception(error))[-4000:],
+    )
+    hopeless = isinstance(error, errors.ConfigError) or state.errors >= ERRORS_BEFORE_GIVING_UP
+    if hopeless and state.phase == "pick" and state.live is None and state.outcome is None:
+        code = error.exit_code if isinstance(error, errors.BrokerError) else 1
+        fix = error.fix if isinstance(error, errors.BrokerError) else ""
+        outcome = Outcome("error", code, str(error), fix)
+        return state.to("retire" if state.retiring else "account", outcome=outcome, errors=0)
+    pause = min(2.0 ** min(state.errors, 8), 120.0)
+    if state.phase in ("pick", "launch"):
+        again = world.clock() + pause
+        return state.to("watch", not_before=again, then=state.phase, errors=state.errors + 1)
+    time.sleep(pause)
+    return state.to(state.phase, errors=state.errors + 1)
+
+
+def _show(before: JobState, after: JobState, world: World) -> None:
+    """Keep what people look at in step with the state. Losing it loses no money and no work."""
+    try:
+        lifecycle.narrate(before, after, world)
+        row = world.store.job(after.job)
+        if row.status not in ENDED:
+            runs = after.live is not None and any(
+                p.program_at is not None
+                for p in world.store.placements(after.job)
+                if p.generation == after.live.generation
+            )
+            world.store.update_job(after.job, status=lifecycle.status_of(after, row, runs), state=after.to_json())
+    except Exception as error:  # noqa: BLE001 - the state itself is recorded by the engine
+        print(f"spotbroker: {after.job}: {error}", file=sys.stderr)  # noqa: T201
+
+
+# Locks: a name held for the life of a process
+
+
+class FileLock:
+    """A lock file that the kernel frees when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def take(self) -> bool:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = self.path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def free(self) -> bool:
+        """Could it be taken now? A missing file is a holder that ended in order."""
+        if not self.path.exists():
+            return True
+        if not self.take():
+            return False
+        self.release()
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+class AdvisoryLock:
+    """A Postgres session lock: the server frees it when the session ends."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+        self._connection: Any = None
+
+    def take(self) -> bool:
+        import sqlalchemy as sa
+
+        keepalive = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+        engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool, connect_args=keepalive)
+        connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        taken = bool(connection.execute(sa.text("SELECT pg_try_advisory_lock(:n)"), {"n": self.number}).scalar())
+        if not taken:
+            connection.close()
+            return False
+        self._connection = connection
+        return True
+
+    def free(self) -> bool:
+        if not self.take():
+            return False
+        self.release()
+        return True
+
+    def release(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _lock(config: Config, name: str) -> FileLock | AdvisoryLock:
+    if config.database:
+        return AdvisoryLock(database_url(config.state, config.database, ""), name)
+    return FileLock(config.state / "engine.live" / name)
+
+
+# Brokers
+
+
+@contextlib.contextmanager
+def running(config: Config, *, adopts: bool = True) -> Iterator[Engine]:
+    """A live broker in this process for as long as the block runs; nested and concurrent blocks share one.
+
+    Raises ConfigError where this process runs one for another state folder.
+    """
+    global _current, _users  # noqa: PLW0603 - DBOS is one per process, so the broker is too
+    with _guard:
+        if _current is None:
+            engine = Engine(config, adopts=adopts)
+            _current = engine
+            try:
+                engine.start()
+            except BaseException:
+                _current = None
+                raise
+        elif _current.config.state != config.state or _current.config.database != config.database:
+            raise errors.ConfigError(
+                f"this process already runs a broker for {_current.config.state}",
+                fix="use one state folder per process, or detach=True",
+            )
+        engine = _current
+        _users += 1
+    try:
+        yield engine
+    finally:
+        with _guard:
+            _users -= 1
+            if _users == 0:
+                try:
+                    engine.close()
+                finally:
+                    _current = None
+
+
+def alive(config: Config) -> bool:
+    """Is there a live broker that takes new jobs?"""
+    if config.database:
+        return not AdvisoryLock(database_url(config.state, config.database, ""), "spotbroker up").free()
+    return not FileLock(config.state / "up.lock").free()
+
+
+def ensure_background(config: Config, *, timeout: float = 60.0) -> None:
+    """Start a broker in the background unless one is alive; returns once it is. Its words go to `up.log`."""
+    if alive(config):
+        return
+    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = config.state / "up.log"
+    environment = {**os.environ, "SPOTBROKER_STATE": str(config.state), "SPOTBROKER_CONFIG": str(config.file)}
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "broker", "up", "--until-idle"],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + timeout
+    while not alive(config):
+        if process.poll() is not None and not alive(config):
+            raise errors.BrokerError(f"the background broker ended at once; see {log}", fix="broker up")
+        if time.monotonic() > deadline:
+            raise errors.BrokerError(f"the background broker did not start within {timeout:.0f} s; see {log}")
+        time.sleep(0.1)
+
+
+def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], None] = print) -> None:
+    """Drive all jobs until SIGINT or SIGTERM, or with `until_idle` until there is nothing left to drive.
+
+    One per installation: a second one says so and returns. Jobs go on running when it ends.
+    """
+    gate = (
+        AdvisoryLock(database_url(config.state, config.database, ""), "spotbroker up")
+        if config.database
+        else FileLock(config.state / "up.lock")
+    )
+    if not gate.take():
+        on_line("a broker is already up here; it drives all jobs")
+        return
+    ended = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    before = [(which, signal.signal(which, end)) for which in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with running(config) as engine:
+            on_line(f"broker up, state in {config.state}")
+            idle_since: float | None = None
+            while not ended.wait(0.5):
+                idle_since = (idle_since or time.monotonic()) if engine.idle() else None
+                if until_idle and idle_since is not None and time.monotonic() - idle_since > BACKGROUND_IDLE:
+                    on_line("nothing left to drive")
+                    break
+            # Taken jobs are handed over by the locks; the gate goes first so that the next one can start at once.
+            gate.release()
+    finally:
+        gate.release()
+        for which, handler in before:
+            signal.signal(which, handler)
+
+
+def tick(config: Config, *, wait: float = 30.0) -> None:
+    """One round for cron: adopt and claim all jobs, let each act on what its providers say now, sweep, and return."""
+    with running(config) as engine:
+        engine.claim()
+        engine.adopt()
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            active = {row.id for row in engine.world.store.jobs(active=True)}
+            if engine.watcher.settled(active):
+                break
+            time.sleep(0.2)
+        engine.sweep()

@@ -1,0 +1,449 @@
+"""The phases of a job: pick, launch, watch, retire, account. Each takes the state and returns the next one.
+
+Every phase may run again from its start after a crash, so each is idempotent: what it does twice it finds done. The
+order within a phase is the point of it: intent is durable before a call, a call's answer before anything else.
+`watch` is in `broker.watch`, since it alone waits; what it decides by is `broker.reaction`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from broker import errors
+from broker.home import Control, Home, JobKeys, Order
+from broker.offer import Market
+from broker.placement import freeze
+from broker.policy.choose import Decision, Memory, Wish, choose
+from broker.provider import Cause, Instance, LaunchRequest, State
+from broker.reaction import UNCONFIRMED_AFTER, settled
+from broker.state import Held, JobState, Outcome, Retiring
+from broker.store import JobRow, PlacementRow
+from broker.task import Task
+from broker.world import World
+
+STALE_REQUEST = 600.0
+AMBIGUOUS_TRIES = 3
+WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
+MARKETS = {"auto": (Market.SPOT, Market.ON_DEMAND), "only": (Market.SPOT,), "never": (Market.ON_DEMAND,)}
+LOSSES = {"boot": "a failed boot", "silence": "silence", "lost": "a lost machine"}
+OUT_WORDS = {
+    "notice": ("notice", "its provider takes the machine back"),
+    "preempted": ("preempted", "taken back by its provider"),
+    "lost": ("lost", "the machine ended without a word"),
+    "moved": ("notice", "its program ended after a notice"),
+    "silence": ("lost", "no beat for too long; ended before a new one starts"),
+    "boot": ("lost", "no first beat in time; ended before a new one starts"),
+    "user": ("lost", "ended by hand at the provider"),
+    "stop": ("stopping", "told to save and end"),
+}
+
+
+def wish_of(task: Task) -> Wish:
+    """What the policy is asked for a task. Both markets are asked for, so that each can be compared to the other."""
+    markets = (Market.SPOT, Market.ON_DEMAND)
+    queries = tuple(resources.query(markets) for resources in task.resources)
+    return Wish(queries=queries, spot=task.spot, max_price=task.max_price)
+
+
+def pick(state: JobState, world: World) -> JobState:
+    """Decide on an offer and freeze the whole request, durably, before anything is sent."""
+    row = world.store.job(state.job)
+    if row.want:
+        outcome = state.outcome or Outcome("stopped", 103, "stopped by its user")
+        return state.to("retire" if state.retiring else "account", outcome=outcome)
+    task = Task.from_json(row.task)
+    state = _mourn(state, world)
+    wish, memory = wish_of(task), Memory.from_json(state.memory)
+    book = world.market.offers(wish.queries)
+    decision = choose(book.offers, wish=wish, memory=memory, now=world.clock(), failures=book.failures)
+    if decision.offer is None:
+        return _nothing(state, decision, world)
+    generation, offer = state.generation + 1, decision.offer
+    resources = task.resources[decision.alternative]
+    request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world)
+    stands = world.store.intend(
+        PlacementRow(
+            job=row.id,
+            generation=generation,
+            status="intent",
+            request=request.to_json(),
+            reasons=list(decision.reasons),
+            picked_at=request.frozen_at,
+        )
+    )
+    if generation == 1:
+        world.store.update_job(row.id, plan=decision.to_json())
+    where = LaunchRequest.from_json(dict(stands.request)).offer.where
+    world.store.event(
+        row.id, "picked", f"picked {where}: {decision.reasons[0]}", generation=generation, once="", at=request.frozen_at
+    )
+    return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
+
+
+def _mourn(state: JobState, world: World) -> JobState:
+    """Remember the offer that took its machine back or never started it, so that this pick looks elsewhere."""
+    if state.lost is None:
+        return state
+    generation, why = state.lost
+    request = LaunchRequest.from_json(dict(world.store.placement(state.job, generation).request))
+    memory = Memory.from_json(state.memory).lost(request.offer, LOSSES.get(why, "preemption"), world.clock())
+    return replace(state, memory=memory.to_json(), lost=None)
+
+
+def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
+    """Nothing fits now: the end for a job that never had a machine, else wait and ask again."""
+    text = "; ".join(decision.reasons) or "nothing to be had"
+    if not state.launched and not state.retiring:
+        fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
+        return state.to("account", outcome=Outcome("unavailable", 75, text, fix))
+    now = world.clock()
+    wait = min(WAIT_FIRST * 2.0 ** min(state.waits, 10), WAIT_LONGEST)
+    at = now + wait if decision.next_try is None else min(now + wait, max(now + 1.0, decision.next_try))
+    world.store.event(
+        state.job, "nothing", f"waiting {at - now:.0f} s for an offer: {text}", generation=state.generation
+    )
+    return state.to("watch", not_before=at, then="pick", waits=state.waits + 1)
+
+
+def launch(state: JobState, world: World) -> JobState:
+    """Look by tag for this generation, else send its frozen request; never create twice under one generation."""
+    placement = world.store.placement(state.job, state.generation)
+    request = LaunchRequest.from_json(dict(placement.request))
+    provider = world.provider(request.offer.provider)
+    write_control(state, world, launching=request)
+    try:
+        found = _by_tag(provider.instances(), request, world)
+    except errors.ProviderError as error:
+        return _unlisted(state, request, placement, error, world)
+    if found is not None:
+        return _held(state, request, found, world, adopted=True)
+    stale = world.clock() - request.frozen_at > STALE_REQUEST
+    resend = placement.status == "intent" or (provider.traits.token and state.tries < AMBIGUOUS_TRIES)
+    if stale or not resend:
+        why = "its request is too old to be sent" if stale else "its launch was never confirmed"
+        return _closed(state, request, why, world, warn=placement.status == "sent")
+    world.store.update_placement(state.job, state.generation, status="sent", sent_at=world.clock())
+    try:
+        instance = provider.launch(request)
+    except errors.ProviderError as error:
+        return _refused(state, request, error, world)
+    return _held(state, request, instance, world)
+
+
+def _by_tag(instances: Any, request: LaunchRequest, world: World) -> Instance | None:
+    for instance in instances:
+        mine = instance.installation in ("", world.installation)
+        if mine and instance.job == request.job and instance.generation == request.generation:
+            return instance  # type: ignore[no-any-return]
+    return None
+
+
+def _unlisted(
+    state: JobState, request: LaunchRequest, placement: PlacementRow, error: errors.ProviderError, world: World
+) -> JobState:
+    """The list by which to look did not come: without a look nothing is sent."""
+    now = world.clock()
+    if now - request.frozen_at > STALE_REQUEST or isinstance(error, errors.AuthFailed):
+        memory = Memory.from_json(state.memory).refused(request.offer, error, now).to_json()
+        why = f"{request.offer.provider} could not list its machines: {error}"
+        return _closed(replace(state, memory=memory), request, why, world, warn=placement.status == "sent")
+    return state.to("watch", not_before=now + 5.0, then="launch")
+
+
+def _held(
+    state: JobState, request: LaunchRequest, instance: Instance, world: World, *, adopted: bool = False
+) -> JobState:
+    """The machine is ours: its id goes to disk before anything else is done."""
+    offer, now = request.offer, world.clock()
+    launched_at = instance.launched_at or now
+    world.store.update_placement(
+        state.job,
+        state.generation,
+        status="launched",
+        instance=instance.id,
+        launched_at=launched_at,
+        hourly=instance.hourly,
+        market=str(instance.market),
+    )
+    traits = world.provider(offer.provider).traits
+    held = Held(
+        generation=state.generation,
+        provider=offer.provider,
+        instance=instance.id,
+        offer=offer.key,
+        hourly=instance.hourly,
+        launched_at=launched_at,
+        boot_by=max(launched_at, request.frozen_at) + traits.boot_limit,
+        end_by=request.end_by,
+        end_why=request.end_why,
+        beat=world.limits(simulated=traits.simulated).beat,
+        where=f"{offer.where} {instance.market}",
+        simulated=traits.simulated,
+    )
+    word = "adopted" if adopted else "launched"
+    world.store.event(
+        state.job,
+        "launched",
+        f"{word} {instance.id} in {offer.where}, {instance.market}, {instance.hourly:.4f} USD/h",
+        generation=state.generation,
+        once="",
+        adopted=adopted,
+    )
+    if instance.market is not offer.market:
+        world.store.event(
+            state.job,
+            "warning",
+            f"asked for {offer.market}, got {instance.market} at {instance.hourly:.4f} USD/h",
+            generation=state.generation,
+            once="market",
+        )
+    memory = Memory.from_json(state.memory).launched().to_json()
+    return state.to("watch", live=held, launched=state.launched + 1, memory=memory, not_before=None, then="pick")
+
+
+def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderError, world: World) -> JobState:
+    """The launch call raised: each class of error is one decision."""
+    now, offer = world.clock(), request.offer
+    code = f"{error.code}: " if error.code else ""
+    world.store.event(
+        state.job,
+        "refused",
+        f"{offer.key}: {type(error).__name__}: {code}{error.message}",
+        generation=state.generation,
+        error=type(error).__name__,
+        code=error.code,
+    )
+    if isinstance(error, errors.InvalidRequest):
+        _close(state, f"refused: {error}", world)
+        outcome = Outcome("error", 1, f"{offer.provider} refuses the request: {error}", error.fix)
+        return state.to("retire" if state.retiring else "account", outcome=outcome)
+    if isinstance(error, errors.Ambiguous):
+        lag = world.provider(offer.provider).traits.list_lag
+        return state.to("watch", not_before=now + lag, then="launch", tries=state.tries + 1)
+    memory = Memory.from_json(state.memory).refused(offer, error, now).to_json()
+    return _closed(replace(state, memory=memory), request, f"refused: {error}", world, warn=False)
+
+
+def _close(state: JobState, why: str, world: World) -> None:
+    world.store.update_placement(state.job, state.generation, status="closed", note=why, ended_at=world.clock())
+
+
+def _closed(state: JobState, request: LaunchRequest, why: str, world: World, *, warn: bool) -> JobState:
+    """This generation gets no instance, and counts as no move. What may yet appear under it the sweeper ends."""
+    _close(state, why, world)
+    if warn:
+        world.store.event(
+            state.job,
+            "warning",
+            f"{request.offer.where} may still start a machine for placement {state.generation}; it will be ended",
+            generation=state.generation,
+            once="ambiguous",
+        )
+    JobHome(world, state.job).forget(state.generation)
+    return state.to("pick", not_before=None, then="pick", tries=0)
+
+
+def retire(state: JobState, world: World) -> JobState:
+    """Serve everything that is on its way out: tell, terminate, confirm, write down what it cost."""
+    write_control(state, world)
+    served = (_serve(entry, state, world) for entry in state.retiring)
+    remaining = tuple(entry for entry in served if entry is not None)
+    go = state.go or (state.after is not None and settled(remaining, state.after))
+    state = replace(state, retiring=remaining, go=go)
+    write_control(state, world)
+    if state.outcome is not None and state.live is None and not remaining:
+        return state.to("account")
+    return state.to("watch")
+
+
+def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
+    """One step for one retiring placement; None once its end is confirmed and written down."""
+    now, held = world.clock(), entry.held
+    if entry.gone_at is not None:
+        if entry.terminated_at is None:
+            # A machine that its provider took may have left a disk that is billed.
+            _terminate(held, state, world)
+        world.store.update_placement(
+            state.job,
+            held.generation,
+            status="ended",
+            ended_at=entry.gone_at,
+            confirmed=True,
+            cause=entry.cause or entry.why,
+        )
+        world.store.event(
+            state.job, "confirmed", f"{held.instance} is gone", generation=held.generation, once="", cause=entry.cause
+        )
+        JobHome(world, state.job).forget(held.generation)
+        return None
+    if entry.terminated_at is None:
+        if not (entry.closed or now >= entry.terminate_at):
+            return entry
+        if not _terminate(held, state, world):
+            return replace(entry, terminate_at=now + 5.0, closed=False)
+        world.store.event(
+            state.job, "terminated", f"termination of {held.instance} accepted", generation=held.generation, once=""
+        )
+        return replace(entry, terminated_at=now, told_at=now)
+    if now - entry.terminated_at >= UNCONFIRMED_AFTER and not entry.unconfirmed:
+        world.store.event(
+            state.job,
+            "unconfirmed",
+            f"{held.provider} still lists {held.instance} {UNCONFIRMED_AFTER / 60:.0f} min after its termination: "
+            "it may still be billing",
+            generation=held.generation,
+            once="",
+        )
+        world.store.update_placement(state.job, held.generation, note="may still be billing")
+        entry = replace(entry, unconfirmed=True)
+    _terminate(held, state, world)
+    return replace(entry, told_at=now)
+
+
+def _terminate(held: Held, state: JobState, world: World) -> bool:
+    """Ask the provider to end a machine; False where it did not accept, which is tried again."""
+    provider = world.provider(held.provider)
+    instance = Instance(
+        provider=held.provider,
+        id=held.instance,
+        state=State.RUNNING,
+        market=Market.SPOT if held.offer.endswith("/spot") else Market.ON_DEMAND,
+        hourly=held.hourly,
+        tags={},
+        region=held.offer.split("/")[1],
+        zone=held.offer.split("/")[2],
+    )
+    try:
+        provider.terminate(instance)
+    except errors.NotFound:
+        return True
+    except errors.ProviderError as error:
+        world.store.event(
+            state.job,
+            "warning",
+            f"{held.provider} did not take the termination of {held.instance}: {error}; trying again",
+            generation=held.generation,
+            once=f"terminate {type(error).__name__}",
+        )
+        return False
+    return True
+
+
+def account(state: JobState, world: World) -> JobState:
+    """Everything has ended: write down how, forget the secrets, leave the snapshots and outputs in the home."""
+    outcome = state.outcome or Outcome("error", 1, "ended without an outcome")
+    now = world.clock()
+    world.store.update_job(
+        state.job,
+        status=outcome.status,
+        exit_code=outcome.exit_code,
+        message=outcome.message,
+        fix=outcome.fix,
+        ended_at=now,
+        secrets=None,
+    )
+    rows = world.store.placements(state.job)
+    spent = sum(row.cost(now) for row in rows)
+    world.store.event(state.job, "ended", f"{outcome.status}: {outcome.message}", once="", spent=spent)
+    JobHome(world, state.job).tidy(state, [row.generation for row in rows])
+    return state.to("done")
+
+
+class JobHome:
+    """What the broker tidies away in a job's home. A store that does not answer is no reason to stop."""
+
+    def __init__(self, world: World, job: str) -> None:
+        self.world, self.job, self.keys = world, job, JobKeys(job)
+
+    @property
+    def home(self) -> Home:
+        return self.world.home(self.world.store.job(self.job).home)
+
+    def forget(self, generation: int) -> None:
+        """Delete what only that placement's machine could use: its boot object, with the secrets in it."""
+        self._delete([self.keys.boot(generation), self.keys.access(generation)])
+
+    def tidy(self, state: JobState, generations: list[int]) -> None:
+        write_control(state, self.world)
+        self._delete([self.keys.beat(n) for n in generations] + [self.keys.boot(n) for n in generations])
+
+    def _delete(self, keys: list[str]) -> None:
+        try:
+            self.home.delete(keys)
+        except errors.HomeError as error:
+            self.world.store.event(self.job, "warning", f"the home kept {keys[0]} and others: {error}", once=keys[0])
+
+
+def write_control(state: JobState, world: World, *, launching: LaunchRequest | None = None) -> None:
+    """Make the home's `control` say what the state says; written only where it differs.
+
+    A store that does not answer is retried by whoever calls next: the state is the authority, `control` its copy.
+    """
+    home, keys = JobHome(world, state.job).home, JobKeys(state.job)
+    try:
+        raw = home.find(keys.control)
+        standing = Control.from_bytes(raw) if raw else None
+        wanted = control_of(state, world.installation, standing.epoch if standing else 0, launching)
+        if standing is None or wanted.to_bytes() != standing.to_bytes():
+            home.put(keys.control, replace(wanted, epoch=wanted.epoch + 1).to_bytes())
+    except errors.HomeError as error:
+        if launching is not None:
+            raise
+        world.store.event(state.job, "warning", f"the home did not take control: {error}", once=f"control {error}"[:80])
+
+
+def control_of(state: JobState, owner: str, epoch: int, launching: LaunchRequest | None = None) -> Control:
+    """The broker's word to the guests, as the state has it. Pure."""
+    generations: dict[int, Order] = {
+        entry.generation: Order(end_by=entry.held.end_by, end_why=entry.held.end_why, order=entry.order, why=entry.why)
+        for entry in state.retiring
+    }
+    live: int | None = None
+    if state.live is not None:
+        live = state.live.generation
+        generations[live] = _run_order(state, state.live.end_by, state.live.end_why)
+    elif launching is not None:
+        live = launching.generation
+        generations[live] = _run_order(state, launching.end_by, launching.end_why)
+    return Control(
+        owner=owner,
+        epoch=epoch,
+        live=live,
+        retiring=tuple(entry.generation for entry in state.retiring),
+        generations=generations,
+        parents=state.parents,
+    )
+
+
+def _run_order(state: JobState, end_by: float, end_why: str) -> Order:
+    return Order(
+        end_by=end_by, end_why=end_why, after=state.after, not_before=state.start_by, go=state.go or state.after is None
+    )
+
+
+def narrate(before: JobState, after: JobState, world: World) -> None:
+    """Write down as events what a phase's change of state means to a person."""
+    gone = {entry.generation for entry in after.retiring} - {entry.generation for entry in before.retiring}
+    for entry in after.retiring:
+        if entry.generation not in gone:
+            continue
+        kind, text = OUT_WORDS.get(entry.why, ("", ""))
+        if kind == "lost" and entry.cause == Cause.PREEMPTED:
+            kind, text = OUT_WORDS["preempted"]
+        if kind:
+            name = f"{entry.held.instance} ({entry.held.where})"
+            world.store.event(
+                after.job, kind, f"{name}: {text}", generation=entry.generation, once="", at=entry.since, why=entry.why
+            )
+
+
+def status_of(state: JobState, row: JobRow, program_runs: bool) -> str:
+    """The job's status for people, from where its state stands."""
+    if state.outcome is not None:
+        return state.outcome.status if state.phase == "done" else "stopping"
+    if row.want:
+        return "stopping"
+    if state.live is not None and program_runs:
+        return "running"
+    return "moving" if state.launched > 1 or (state.launched == 1 and state.live is None) else "starting"

@@ -1,0 +1,300 @@
+"""What a job does about what was seen of its machines. Pure: facts and the time in, the next state out.
+
+`watch` calls `react` at every change. It is level-triggered: it looks at how things stand, not at what changed, so a
+broker that was away and comes back decides the same. Unknown is not gone: a generation that the facts do not mention
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.provider import Cause, Instance, State
+from broker.state import Held, JobState, Outcome, Retiring
+
+UNCONFIRMED_AFTER = 600.0
+TELL_AGAIN_AFTER = 60.0
+NOTICE_MARGIN = 60.0
+STRIKES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A guest's last beat. unchanged: seconds of the broker's own monotonic time since its counter last changed.
+
+    reads: good reads of the store since then.
+    """
+
+    data: Mapping[str, Any]
+    unchanged: float = 0.0
+    reads: int = 0
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.data.get("result")
+        return found
+
+    @property
+    def closed(self) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.data.get("closed")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The facts of one moment.
+
+    instances: by generation; None means gone (absent from two good lists), a missing key means unknown.
+    finals: result and closed of a generation read straight from the home after its instance ended; missing: not read.
+    probed: the store took a write and gave it back just now. parents: `parent` objects as read.
+    """
+
+    now: float
+    want: str | None = None
+    instances: Mapping[int, Instance | None] = field(default_factory=dict)
+    beats: Mapping[int, Beat] = field(default_factory=dict)
+    finals: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
+    probed: bool = False
+
+    def beat(self, generation: int) -> Beat | None:
+        return self.beats.get(generation)
+
+    def result(self, generation: int) -> Mapping[str, Any] | None:
+        beat = self.beats.get(generation)
+        return (beat.result if beat else None) or self.finals.get(generation, {}).get("result")
+
+    def closed(self, generation: int) -> bool:
+        beat = self.beats.get(generation)
+        return bool((beat.closed if beat else None) or self.finals.get(generation, {}).get("closed"))
+
+    def over(self, generation: int) -> tuple[float, Cause | None] | None:
+        """When and why the provider says this instance has ended; None while it has not, or nobody knows."""
+        if generation not in self.instances:
+            return None
+        instance = self.instances[generation]
+        if instance is None:
+            return self.now, None
+        if instance.state is State.TERMINATED:
+            return instance.ended_at or self.now, instance.cause
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds that a job's machines are held to. silence: without a changed beat; grace: to save after an order."""
+
+    silence: float = 300.0
+    grace: float = 60.0
+    max_moves: int = 50
+
+
+def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
+    """The next state, or None to go on waiting."""
+    fresh = {n: p for n, p in seen.parents.items() if n not in state.parents}
+    if fresh:
+        # The broker's copy of each parent wins from now on; a recorded step makes it durable.
+        return state.to("watch", parents={**state.parents, **fresh})
+    if (changed := _retire(state, seen)) is not None:
+        return changed
+    if state.outcome is None and seen.want in ("stop", "stop-now") and (state.live or state.then != "launch"):
+        return _stop(state, seen, limits)
+    if state.live is not None:
+        return _live(state, state.live, seen, limits)
+    if state.outcome is not None:
+        return state.to("account") if not state.retiring else None
+    if any(entry.blocking and entry.gone_at is None and not entry.unconfirmed for entry in state.retiring):
+        return None
+    if state.not_before is not None and seen.now < state.not_before:
+        return None
+    return state.to(state.then, not_before=None, then="pick")
+
+
+def wake_at(state: JobState, seen: Seen, limits: Limits) -> float:
+    """The next moment at which `react` may answer otherwise without any news, seconds since the epoch."""
+    times = [state.not_before] if state.not_before else []
+    times += [entry.terminate_at for entry in state.retiring if entry.terminated_at is None]
+    times += [(entry.told_at or 0.0) + TELL_AGAIN_AFTER for entry in state.retiring if entry.terminated_at is not None]
+    if state.live is not None:
+        times.append(state.live.boot_by)
+    ahead = [moment for moment in times if moment > seen.now]
+    return min([*ahead, seen.now + limits.silence / 4])
+
+
+def _retire(state: JobState, seen: Seen) -> JobState | None:
+    """Note what the facts say of the retiring ones; a state in phase `retire` when something is to be done."""
+    entries: list[Retiring] = []
+    act = False
+    for standing in state.retiring:
+        entry = standing
+        over = seen.over(entry.generation)
+        closed = entry.closed or seen.closed(entry.generation) or seen.result(entry.generation) is not None
+        if over is not None and entry.gone_at is None:
+            entry = replace(entry, gone_at=over[0], cause=str(over[1]) if over[1] else entry.cause)
+        if closed and not entry.closed:
+            entry = replace(entry, closed=True, terminate_at=min(entry.terminate_at, seen.now))
+        due = entry.terminated_at is None and (closed or seen.now >= entry.terminate_at)
+        again = entry.terminated_at is not None and seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
+        act = act or entry.gone_at is not None or due or again
+        entries.append(entry)
+    return state.to("retire", retiring=tuple(entries)) if act else None
+
+
+def _stop(state: JobState, seen: Seen, limits: Limits) -> JobState:
+    outcome = Outcome("stopped", 103, "stopped by its user")
+    if state.live is None:
+        return state.to("retire" if state.retiring else "account", outcome=outcome)
+    started = seen.beat(state.live.generation) is not None
+    patience = limits.grace + 2 * state.live.beat + 30.0 if seen.want == "stop" and started else 0.0
+    return _out(state, state.live, seen, why="stop", order="end", patience=patience).to("retire", outcome=outcome)
+
+
+def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState | None:
+    generation = live.generation
+    result = seen.result(generation)
+    if result is not None:
+        return _ended(state, live, result, seen, limits)
+    over = seen.over(generation)
+    if over is not None:
+        if generation not in seen.finals:
+            return None
+        return _lost(state, live, over[1], seen, limits)
+    beat = seen.beat(generation)
+    instance = seen.instances.get(generation)
+    notice = instance.notice if instance is not None else None
+    told = beat.data.get("notice") if beat else None
+    if notice is not None or told or seen.closed(generation):
+        ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
+        return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
+    if beat is None:
+        if seen.now >= live.boot_by:
+            return _silent(state, live, seen, limits, why="boot")
+        return None
+    if beat.unchanged >= max(limits.silence, 6 * live.beat) and beat.reads >= 3 and seen.probed:
+        return _silent(state, live, seen, limits, why="silence")
+    return None
+
+
+def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, limits: Limits) -> JobState:
+    """The guest says how the program ended."""
+    word, reason = result.get("outcome"), str(result.get("reason") or "")
+    state = replace(state, restarts=int(result.get("restarts") or 0))
+    if word == "moved":
+        return _move(state, live, seen, limits, why="moved", ends_at=None)
+    if word == "ended":
+        if live.end_why in ("deadline", "budget"):
+            outcome = Outcome("limit", 104, f"{live.end_why} reached; the newest snapshot is safe")
+            return _out(state, live, seen, why=live.end_why, order="end").to("retire", outcome=outcome)
+        return _move(state, live, seen, limits, why=live.end_why, ends_at=None)
+    outcome = {
+        "succeeded": Outcome("succeeded", 0, "succeeded"),
+        "stopped": Outcome("stopped", 103, "stopped by its user"),
+    }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed"))
+    return _out(state, live, seen, why=str(word), order="end").to("retire", outcome=outcome)
+
+
+def _lost(state: JobState, live: Held, cause: Cause | None, seen: Seen, limits: Limits) -> JobState:
+    """The machine has ended without a result: the provider's word decides what that was."""
+    if cause is Cause.USER:
+        outcome = Outcome(
+            "stopped",
+            103,
+            f"its machine {live.instance} was ended by hand at {live.provider}; the newest snapshot is safe",
+            fix="run the task again to start over, or stop jobs with `broker stop`",
+        )
+        return _out(state, live, seen, why="user", order="end").to("retire", outcome=outcome)
+    if cause is Cause.PREEMPTED:
+        return _move(state, live, seen, limits, why="preempted", ends_at=None)
+    state = replace(state, strikes=state.strikes + 1 if seen.beat(live.generation) is None else 0)
+    if state.strikes >= STRIKES:
+        outcome = Outcome(
+            "failed",
+            100,
+            f"{STRIKES} machines in a row ended before their first beat",
+            fix="broker show JOB tells what each of them said",
+        )
+        return _out(state, live, seen, why="lost", order="end").to("retire", outcome=outcome)
+    return _move(state, live, seen, limits, why="lost", ends_at=None)
+
+
+def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, ends_at: float | None) -> JobState:
+    """The next placement is picked at once while this one retires."""
+    if why == "notice" or why == "moved":
+        patience = (ends_at - seen.now + 5.0) if ends_at is not None else limits.grace + 60.0
+    else:
+        patience = 0.0
+    start_by = ends_at + NOTICE_MARGIN if ends_at is not None else None
+    if not settled(state.retiring, live.generation):
+        # An older program may still run too, so the next one waits for the later of both ends, if both are known.
+        start_by = max(start_by, state.start_by) if start_by is not None and state.start_by is not None else None
+    out = _out(state, live, seen, why=why, order="retire", patience=max(0.0, patience))
+    planned = why in (live.end_why, "moved")
+    out = replace(
+        out,
+        after=live.generation,
+        start_by=start_by,
+        go=settled(out.retiring, live.generation),
+        lost=out.lost if planned else (live.generation, why),
+    )
+    return _next(out, limits)
+
+
+def settled(retiring: tuple[Retiring, ...], after: int) -> bool:
+    """Has every program up to that generation ended for certain, or been given up as unconfirmed?"""
+    return all(
+        entry.closed or entry.gone_at is not None or entry.unconfirmed
+        for entry in retiring
+        if entry.generation <= after
+    )
+
+
+def _silent(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str) -> JobState:
+    """Nothing heard: the old one is ended, and its end confirmed, before there is a new one."""
+    strikes = state.strikes + 1 if why == "boot" else 0
+    out = _out(replace(state, strikes=strikes), live, seen, why=why, order="end", blocking=True)
+    out = replace(out, after=live.generation, start_by=None, go=False, lost=(live.generation, why))
+    if strikes >= STRIKES:
+        outcome = Outcome("failed", 100, f"{STRIKES} machines in a row never gave a beat in time")
+        return out.to("retire", outcome=outcome)
+    moved = _next(out, limits)
+    return moved if moved.outcome else moved.to("retire")
+
+
+def _next(out: JobState, limits: Limits) -> JobState:
+    if out.moves >= limits.max_moves:
+        outcome = Outcome(
+            "limit",
+            104,
+            f"max_moves: {limits.max_moves} reached; the newest snapshot is safe",
+            fix="raise max_moves, or use spot: never",
+        )
+        return out.to("retire", outcome=outcome)
+    return out.to("pick", moves=out.moves + 1)
+
+
+def _out(
+    state: JobState,
+    live: Held,
+    seen: Seen,
+    *,
+    why: str,
+    order: str,
+    patience: float = 0.0,
+    blocking: bool = False,
+) -> JobState:
+    """Move the live placement to the retiring ones, to be terminated after `patience` seconds at the latest."""
+    over = seen.over(live.generation)
+    entry = Retiring(
+        held=live,
+        why=why,
+        order=order,
+        since=seen.now,
+        blocking=blocking,
+        terminate_at=seen.now + patience,
+        gone_at=over[0] if over else None,
+        cause=str(over[1]) if over and over[1] else None,
+        closed=seen.closed(live.generation),
+    )
+    return replace(state, live=None, retiring=(*state.retiring, entry), not_before=None, then="pick")

@@ -1,0 +1,126 @@
+"""Where one job stands: the whole of what its phases hand on to each other, as plain JSON-able data.
+
+The engine records one `JobState` per finished phase, so a new broker version must read what an older one wrote:
+fields are only ever added, with defaults, and `VERSION` counts what could not be done that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A placement that has an instance and may be costing money.
+
+    launched_at, end_by, boot_by: seconds since the epoch; hourly: USD per hour; beat: seconds between beats.
+    """
+
+    generation: int
+    provider: str
+    instance: str
+    offer: str
+    hourly: float
+    launched_at: float
+    boot_by: float
+    end_by: float
+    end_why: str
+    beat: float
+    where: str = ""
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retiring:
+    """A placement on its way out.
+
+    why: notice, preempted, lost, moved, silence, boot, stop, ended … order: what its guest is told, retire or end.
+    blocking: the next placement waits until this one's end is confirmed. terminate_at: terminate it then at the
+    latest. gone_at and cause: the provider's word that it has ended. go: its program is known to have ended.
+    """
+
+    held: Held
+    why: str
+    order: str
+    since: float
+    blocking: bool = False
+    terminate_at: float = 0.0
+    terminated_at: float | None = None
+    told_at: float | None = None
+    gone_at: float | None = None
+    cause: str | None = None
+    closed: bool = False
+    unconfirmed: bool = False
+
+    @property
+    def generation(self) -> int:
+        return self.held.generation
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the job ended. status: succeeded, failed, stopped, limit, unavailable, error."""
+
+    status: str
+    exit_code: int
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """One job between two phases.
+
+    phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
+    `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
+    present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. lost: the generation
+    whose offer the next pick should avoid, and why.
+    """
+
+    job: str
+    phase: str = "pick"
+    version: int = VERSION
+    generation: int = 0
+    live: Held | None = None
+    retiring: tuple[Retiring, ...] = ()
+    after: int | None = None
+    start_by: float | None = None
+    go: bool = False
+    moves: int = 0
+    launched: int = 0
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    not_before: float | None = None
+    then: str = "pick"
+    waits: int = 0
+    tries: int = 0
+    strikes: int = 0
+    lost: tuple[int, str] | None = None
+    errors: int = 0
+    restarts: int = 0
+    outcome: Outcome | None = None
+    parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
+
+    def to(self, phase: str, **changes: Any) -> JobState:
+        return replace(self, phase=phase, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["parents"] = {str(n): list(p) if p else None for n, p in self.parents.items()}
+        data["memory"] = dict(self.memory)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobState:
+        values = dict(data)
+        values["live"] = Held(**values["live"]) if values.get("live") else None
+        values["retiring"] = tuple(
+            Retiring(**{**entry, "held": Held(**entry["held"])}) for entry in values.get("retiring", ())
+        )
+        values["lost"] = tuple(values["lost"]) if values.get("lost") else None
+        values["outcome"] = Outcome(**values["outcome"]) if values.get("outcome") else None
+        values["parents"] = {int(n): (p[0], p[1]) if p else None for n, p in values.get("parents", {}).items()}
+        return cls(**values)

@@ -1,0 +1,62 @@
+"""Finds machines with our tag that no job owns, and ends them."""
+
+from __future__ import annotations
+
+from broker.errors import BrokerError, JobNotFound
+from broker.provider import Instance, State
+from broker.state import JobState
+from broker.watch import held_generations
+from broker.world import World
+
+
+def owned(instance: Instance, world: World) -> bool:
+    """May some job still want this machine? In doubt yes: a job between two phases owns its newest placement."""
+    try:
+        row = world.store.job(instance.job)
+    except JobNotFound:
+        return False
+    if row.done:
+        return False
+    if row.state is None:
+        return True
+    state = JobState.from_json(row.state)
+    if instance.generation in held_generations(state) or instance.generation > state.generation:
+        return True
+    return any(
+        placement.generation == instance.generation and placement.status in ("intent", "sent", "launched")
+        for placement in world.store.placements(instance.job)
+    )
+
+
+def orphans(world: World) -> list[Instance]:
+    """Machines of this installation that may cost money and that no job owns. A provider that fails is left out."""
+    found: list[Instance] = []
+    for name in world.market.names:
+        try:
+            listed = world.provider(name).instances()
+        except BrokerError:
+            continue
+        found += [
+            instance
+            for instance in listed
+            if instance.state is not State.TERMINATED
+            and instance.installation == world.installation
+            and not owned(instance, world)
+        ]
+    return found
+
+
+def sweep(world: World) -> list[str]:
+    """End every orphan; returns what was ended, `provider/id`. One that cannot be ended now is met again next time."""
+    ended: list[str] = []
+    for instance in orphans(world):
+        try:
+            world.provider(instance.provider).terminate(instance)
+        except BrokerError as error:
+            text = f"orphan {instance.id} at {instance.provider} could not be ended: {error}"
+            world.store.event(instance.job, "warning", text, generation=instance.generation, once=f"orphan {error}")
+            continue
+        ended.append(f"{instance.provider}/{instance.id}")
+        text = f"ended {instance.id} at {instance.provider}, which no job owns"
+        world.store.event(instance.job, "swept", text, generation=instance.generation, once=instance.id)
+    return ended

@@ -1,0 +1,415 @@
+"""Tells each job what changed: one poller per provider, one per home, one for what users ask of their jobs.
+
+A poller runs while some job follows what it polls; every call covers all jobs. Nothing here decides: it keeps the
+newest facts and wakes the jobs that they concern, and `watch` looks at the facts as they stand. A failed call changes
+nothing: unknown is not gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.errors import BrokerError, HomeError, ProviderError
+from broker.home import Entry, Home, JobKeys
+from broker.provider import Instance
+from broker.reaction import Beat, Limits, Seen, react, wake_at
+from broker.state import JobState
+from broker.world import World
+
+WANTS_POLL = 0.5
+BEATS = "beats/"
+TROUBLE_AFTER = 3
+
+
+@dataclass(slots=True)
+class Followed:
+    """What one job follows, and how to wake it."""
+
+    job: str
+    home: str
+    generations: Mapping[int, str]
+    launched: Mapping[int, float]
+    wake: Callable[[], None]
+
+
+@dataclass(slots=True)
+class HeardBeat:
+    """One guest's newest beat as this process heard it; times are this process's monotonic clock."""
+
+    data: Mapping[str, Any]
+    e_tag: str
+    changed: float
+    reads: int = 0
+
+
+@dataclass(slots=True)
+class Facts:
+    """The newest facts; guarded by the watcher's lock."""
+
+    instances: dict[str, dict[tuple[str, int], Instance]] = field(default_factory=dict)
+    absences: dict[tuple[str, int], int] = field(default_factory=dict)
+    listed: dict[str, float] = field(default_factory=dict)
+    beats: dict[tuple[str, int], HeardBeat] = field(default_factory=dict)
+    probed: dict[str, float] = field(default_factory=dict)
+    wants: dict[str, str] = field(default_factory=dict)
+
+
+class Watcher:
+    """Owns the pollers. Threads, since adapters and stores are blocking."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.facts = Facts()
+        self.followed: dict[str, Followed] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._pollers: dict[str, threading.Thread] = {}
+        self._pokes: dict[str, threading.Event] = {}
+
+    def close(self) -> None:
+        self._stop.set()
+        for poke in list(self._pokes.values()):
+            poke.set()
+        for thread in list(self._pollers.values()):
+            thread.join(timeout=5.0)
+
+    def follow(self, followed: Followed) -> None:
+        """Start telling a job; replaces what it followed before."""
+        with self._lock:
+            self.followed[followed.job] = followed
+            self._poller("wants", lambda: WANTS_POLL, self._read_wants)
+            for name in set(followed.generations.values()):
+                provider = self.world.provider(name)
+                self._poller(
+                    f"provider {name}",
+                    lambda provider=provider: provider.traits.poll,  # type: ignore[misc]
+                    lambda name=name: self._list_instances(name),  # type: ignore[misc]
+                )
+            home = followed.home
+            simulated = self.world.home(home).is_local
+            interval = self.world.limits(simulated=simulated).store_poll
+            self._poller(f"home {home}", lambda: interval, lambda: self._read_beats(home))
+
+    def settled(self, jobs: set[str]) -> bool:
+        """Do all these jobs wait here, with one good look at what they follow behind them?"""
+        with self._lock:
+            return all(
+                job in self.followed
+                and all(name in self.facts.listed for name in self.followed[job].generations.values())
+                for job in jobs
+            )
+
+    def unfollow(self, job: str) -> None:
+        with self._lock:
+            self.followed.pop(job, None)
+
+    def _poller(self, name: str, interval: Callable[[], float], poll: Callable[[], None]) -> None:
+        """Start a poller unless it runs; with the lock held."""
+        thread = self._pollers.get(name)
+        if thread is not None and thread.is_alive():
+            self._pokes[name].set()
+            return
+        poke = self._pokes[name] = threading.Event()
+
+        def loop() -> None:
+            failures = 0
+            while not self._stop.is_set():
+                try:
+                    poll()
+                    failures = 0
+                except BrokerError as error:
+                    failures += 1
+                    if failures == TROUBLE_AFTER:
+                        self._trouble(name, error)
+                # A failing call is asked again no oftener than a working one, and ever more rarely.
+                poke.wait(interval() * min(2.0 ** max(0, failures - TROUBLE_AFTER), 16.0))
+                poke.clear()
+
+        self._pollers[name] = threading.Thread(target=loop, name=f"spotbroker {name}", daemon=True)
+        self._pollers[name].start()
+
+    def _trouble(self, name: str, error: BrokerError) -> None:
+        """Say once per job that something has not answered for a while; nothing is concluded from it."""
+        with self._lock:
+            jobs = [f.job for f in self.followed.values() if self._concerns(f, name)]
+        for job in jobs:
+            self.world.store.event(
+                job,
+                "warning",
+                f"{name} does not answer: {error}; nothing is concluded from that",
+                once=f"trouble {name}",
+            )
+
+    @staticmethod
+    def _concerns(followed: Followed, name: str) -> bool:
+        kind, _, which = name.partition(" ")
+        return which == followed.home if kind == "home" else which in followed.generations.values()
+
+    def _wake(self, jobs: set[str]) -> None:
+        with self._lock:
+            found = [self.followed[job] for job in jobs if job in self.followed]
+        for followed in found:
+            followed.wake()
+
+    # Pollers
+
+    def _read_wants(self) -> None:
+        wants = self.world.store.wants()
+        with self._lock:
+            changed = {job for job, want in wants.items() if self.facts.wants.get(job) != want}
+            self.facts.wants = wants
+        self._wake(changed)
+
+    def _list_instances(self, name: str) -> None:
+        with self._lock:
+            if not any(name in f.generations.values() for f in self.followed.values()):
+                return
+        listed = {
+            (instance.job, instance.generation): instance
+            for instance in self.world.provider(name).instances()
+            if instance.installation in ("", self.world.installation)
+        }
+        now = time.time()
+        with self._lock:
+            before = self.facts.instances.get(name, {})
+            changed = {key[0] for key, instance in listed.items() if before.get(key) != instance}
+            for followed in self.followed.values():
+                for generation, provider in followed.generations.items():
+                    if provider == name:
+                        changed |= self._absent(followed, generation, listed, now)
+            self.facts.instances[name] = listed
+            self.facts.listed[name] = now
+        self._wake(changed)
+
+    def _absent(
+        self, followed: Followed, generation: int, listed: Mapping[tuple[str, int], Instance], now: float
+    ) -> set[str]:
+        """Count good lists that did not show an instance which must be visible by now; two mean it is gone."""
+        key = (followed.job, generation)
+        if key in listed:
+            self.facts.absences.pop(key, None)
+            return set()
+        lag = self.world.provider(followed.generations[generation]).traits.list_lag
+        if now < followed.launched.get(generation, 0.0) + lag:
+            return set()
+        self.facts.absences[key] = self.facts.absences.get(key, 0) + 1
+        return {followed.job} if self.facts.absences[key] == 2 else set()
+
+    def _read_beats(self, url: str) -> None:
+        with self._lock:
+            wanted = {
+                (f.job, generation) for f in self.followed.values() if f.home == url for generation in f.generations
+            }
+        if not wanted:
+            return
+        home = self.world.home(url)
+        for entry in home.list(BEATS):
+            _, job, generation = entry.key.split("/")
+            if (job, int(generation)) in wanted:
+                self._heard(home, entry, job, int(generation))
+        self._probe_if_silent(home, url, wanted)
+
+    def _heard(self, home: Home, entry: Entry, job: str, generation: int) -> None:
+        key = (job, generation)
+        with self._lock:
+            known = self.facts.beats.get(key)
+            if known is not None and known.e_tag == entry.e_tag:
+                known.reads += 1
+                return
+        try:
+            data = json.loads(home.get(entry.key))
+        except (FileNotFoundError, ValueError):
+            return
+        with self._lock:
+            known = self.facts.beats.get(key)
+            before = known.data if known else {}
+            if known is None or before.get("n") != data.get("n"):
+                self.facts.beats[key] = HeardBeat(data, entry.e_tag, time.monotonic())
+            else:
+                known.reads += 1
+        note_beat(self.world, job, generation, before, data)
+        if matters(before) != matters(data):
+            self._wake({job})
+
+    def _probe_if_silent(self, home: Home, url: str, wanted: set[tuple[str, int]]) -> None:
+        """While some guest is silent, prove that the store itself takes writes: else the silence is the store's."""
+        silence = self.world.limits(simulated=home.is_local).silence
+        with self._lock:
+            quiet = [
+                heard
+                for key, heard in self.facts.beats.items()
+                if key in wanted and time.monotonic() - heard.changed > silence / 2
+            ]
+        if not quiet:
+            return
+        home.probe()
+        with self._lock:
+            self.facts.probed[url] = time.monotonic()
+
+    # What one job sees
+
+    def seen(self, state: JobState, home: str) -> Seen:
+        """The facts of this moment for one job."""
+        generations = held_generations(state)
+        now = time.monotonic()
+        with self._lock:
+            facts = self.facts
+            instances: dict[int, Instance | None] = {}
+            for generation, provider in generations.items():
+                key = (state.job, generation)
+                found = facts.instances.get(provider, {}).get(key)
+                if found is not None:
+                    instances[generation] = found
+                elif facts.absences.get(key, 0) >= 2:
+                    instances[generation] = None
+            beats = {
+                generation: Beat(heard.data, now - heard.changed, heard.reads)
+                for generation in generations
+                if (heard := facts.beats.get((state.job, generation))) is not None
+            }
+            probed = now - facts.probed.get(home, float("-inf")) < 60.0
+            want = facts.wants.get(state.job)
+        return Seen(now=self.world.clock(), want=want, instances=instances, beats=beats, probed=probed)
+
+
+def held_generations(state: JobState) -> dict[int, str]:
+    """The generations that have an instance, with their providers."""
+    held = [entry.held for entry in state.retiring] + ([state.live] if state.live else [])
+    return {placement.generation: placement.provider for placement in held}
+
+
+def matters(beat: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The part of a beat that a decision may rest on."""
+    return (
+        bool(beat),
+        json.dumps(beat.get("notice"), sort_keys=True),
+        bool(beat.get("closed")),
+        bool(beat.get("result")),
+        beat.get("parent_written"),
+        beat.get("state"),
+    )
+
+
+def note_beat(world: World, job: str, generation: int, before: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    """Keep what a beat newly says, for people: the placement's row and events. Decisions read the beat itself."""
+    store = world.store
+    store.update_placement(job, generation, beat=dict(data))
+    now = world.clock()
+
+    def say(kind: str, text: str, once: str = "", **more: Any) -> None:
+        store.event(job, kind, text, generation=generation, once=once, at=data.get("at"), **more)
+
+    if not before:
+        store.first(job, generation, first_beat_at=data.get("at", now))
+        say("booted", "the guest has started")
+    state = data.get("state")
+    if state != before.get("state") and state in ("setup", "waiting", "restoring", "running"):
+        say(state, {"waiting": "waiting for its predecessor's program to end"}.get(state, state))
+    if data.get("program_started_at") and not before.get("program_started_at"):
+        store.first(job, generation, program_at=data["program_started_at"])
+    if data.get("first_step") is not None and before.get("first_step") is None:
+        restored = data.get("restored")
+        kind = "resumed" if restored else "first_step"
+        say(kind, f"first step {data['first_step']}", restored=restored, first_step=data["first_step"])
+    if (data.get("seq") or 0) > (before.get("seq") or 0):
+        step = data.get("manifest_step")
+        text = f"snapshot {data['seq']}" + (f", step {step}" if step is not None else "")
+        say("snapshot", text, once=str(data["seq"]), seq=data["seq"], step=step)
+    if data.get("notice") and not before.get("notice"):
+        notice = data["notice"]
+        left = f"{notice['ends_at'] - data['at']:.0f} s left" if notice.get("ends_at") else "no time said"
+        store.first(job, generation, noticed_at=notice.get("at") or now)
+        say("notice", f"the provider takes the machine back, {left}", ends_at=notice.get("ends_at"))
+    for kind in ("closed", "result"):
+        if data.get(kind) and not before.get(kind):
+            value = data[kind]
+            say(kind, str(value.get("reason") or value.get("why") or value.get("outcome") or kind), **{kind: value})
+    for text in data.get("warnings") or ():
+        if text not in (before.get("warnings") or ()):
+            say("warning", text, once=text[:200])
+
+
+async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
+    """Wait until something is to be done about a job, writing nothing; returns the next state."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    row = await asyncio.to_thread(world.store.job, state.job)
+    held = [entry.held for entry in state.retiring] + ([state.live] if state.live else [])
+    limits = Limits(
+        silence=world.limits(simulated=all(h.simulated for h in held)).silence,
+        grace=world.limits(simulated=False).grace,
+        max_moves=int(row.task.get("max_moves", 50)),
+    )
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    followed = Followed(
+        job=state.job,
+        home=row.home,
+        generations=held_generations(state),
+        launched={h.generation: h.launched_at for h in held},
+        wake=wake,
+    )
+    from broker.lifecycle import write_control
+
+    await asyncio.to_thread(write_control, state, world)
+    await asyncio.to_thread(watcher.follow, followed)
+    finals: dict[int, Mapping[str, Any]] = {}
+    parents: dict[int, tuple[int, int] | None] = {}
+    try:
+        while True:
+            changed.clear()
+            seen = watcher.seen(state, row.home)
+            await asyncio.to_thread(read_home, world, row.home, state, seen, finals, parents)
+            seen = Seen(seen.now, seen.want, seen.instances, seen.beats, finals, parents, seen.probed)
+            following = react(state, seen, limits)
+            if following is not None:
+                return following
+            delay = max(0.05, wake_at(state, seen, limits) - world.clock())
+            try:
+                await asyncio.wait_for(changed.wait(), timeout=delay)
+            except TimeoutError:
+                continue
+    finally:
+        watcher.unfollow(state.job)
+
+
+def read_home(
+    world: World,
+    url: str,
+    state: JobState,
+    seen: Seen,
+    finals: dict[int, Mapping[str, Any]],
+    parents: dict[int, tuple[int, int] | None],
+) -> None:
+    """Read from the home what beats cannot tell: the last words of a machine that has ended, and new parents."""
+    home, keys = world.home(url), JobKeys(state.job)
+    for generation in held_generations(state):
+        try:
+            if seen.over(generation) is not None and generation not in finals:
+                found = {
+                    "result": _json(home.find(keys.result(generation))),
+                    "closed": _json(home.find(keys.closed(generation))),
+                }
+                finals[generation] = found
+            beat = seen.beat(generation)
+            if generation not in state.parents and generation not in parents:
+                told = beat is not None and beat.data.get("parent_written")
+                if told or generation in finals:
+                    raw = home.find(keys.parent(generation))
+                    if raw is not None:
+                        value = json.loads(raw)
+                        parents[generation] = tuple(value) if value else None
+        except (HomeError, ProviderError):
+            continue
+
+
+def _json(raw: bytes | None) -> Mapping[str, Any] | None:
+    return json.loads(raw) if raw else None

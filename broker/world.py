@@ -1,0 +1,61 @@
+"""What the phases of a job work with: configuration, store, providers, homes. One per live broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from broker.config import Config, Limits
+from broker.home import Home
+from broker.provider import Provider
+from broker.store import Store
+
+if TYPE_CHECKING:
+    from broker.market import Marketplace
+
+
+@dataclass
+class World:
+    """clock: seconds since the epoch. Providers and homes are opened once and kept."""
+
+    config: Config
+    store: Store
+    clock: Callable[[], float]
+    installation: str
+    _providers: dict[str, Provider] = field(default_factory=dict)
+    _homes: dict[str, Home] = field(default_factory=dict)
+    _market: Marketplace | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def provider(self, name: str) -> Provider:
+        """The provider of that name. Raises ConfigError where it is not installed or not configured."""
+        from broker import registry
+
+        with self._lock:
+            if name not in self._providers:
+                self._providers[name] = registry.get(name, self.config)
+            return self._providers[name]
+
+    def home(self, url: str) -> Home:
+        """The broker's own access to a home."""
+        from broker.access import own
+
+        with self._lock:
+            if url not in self._homes:
+                self._homes[url] = Home(own(self.config, url))
+            return self._homes[url]
+
+    @property
+    def market(self) -> Marketplace:
+        from broker.market import Marketplace
+
+        with self._lock:
+            if self._market is None:
+                self._market = Marketplace(self.config)
+            return self._market
+
+    def limits(self, *, simulated: bool) -> Limits:
+        """The seconds that apply to a machine; a simulated one lives faster."""
+        return self.config.limits(simulated=simulated)
