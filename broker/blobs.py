@@ -68,9 +68,10 @@ def settle(newest_ns: int) -> None:
 def hash_file(path: Path, expected: Stat, chunk: int = MIB) -> str:
     """SHA-256 of a file that is, before and after, in the state `expected`. Raises Changed."""
     digest = hashlib.sha256()
+    block = memoryview(bytearray(min(chunk, max(expected.size, 1))))
     with _same(path, expected) as file:
-        while block := file.read(chunk):
-            digest.update(block)
+        while length := file.readinto(block):
+            digest.update(block[:length])
     return digest.hexdigest()
 
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from clouds.postgres import postgres
+from clouds.seaweedfs import seaweedfs
 
-__all__ = ["postgres"]
+__all__ = ["postgres", "seaweedfs"]
