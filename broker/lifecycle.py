@@ -26,7 +26,7 @@ STALE_REQUEST = 600.0
 AMBIGUOUS_TRIES = 3
 WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
 MARKETS = {"auto": (Market.SPOT, Market.ON_DEMAND), "only": (Market.SPOT,), "never": (Market.ON_DEMAND,)}
-LOSSES = {"boot": "a failed boot", "silence": "silence", "lost": "a lost machine"}
+LOSSES = {"notice": "a notice", "moved": "a notice", "boot": "a failed boot", "silence": "silence", "lost": "a lost machine"}
 OUT_WORDS = {
     "notice": ("notice", "its provider takes the machine back"),
     "preempted": ("preempted", "taken back by its provider"),

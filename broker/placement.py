@@ -127,7 +127,9 @@ def freeze(
         offer=offer,
         token=token_of(world.installation, row.id, generation, offer, None),
         tags=tags,
-        user_data=user_data(home.sign_get(keys.boot(generation), fetch_until), end_by),
+        user_data=user_data(
+            home.sign_get(keys.boot(generation), fetch_until), end_by, frozen_at=now, provider=offer.provider
+        ),
         disk=disk,
         end_by=end_by,
         end_why=end_why,

@@ -230,13 +230,12 @@ def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, 
         # An older program may still run too, so the next one waits for the later of both ends, if both are known.
         start_by = max(start_by, state.start_by) if start_by is not None and state.start_by is not None else None
     out = _out(state, live, seen, why=why, order="retire", patience=max(0.0, patience))
-    planned = why in (live.end_why, "moved")
     out = replace(
         out,
         after=live.generation,
         start_by=start_by,
         go=settled(out.retiring, live.generation),
-        lost=out.lost if planned else (live.generation, why),
+        lost=out.lost if why == live.end_why else (live.generation, why),
     )
     return _next(out, limits)
 

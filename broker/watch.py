@@ -394,6 +394,10 @@ def read_home(
     for generation in held_generations(state):
         try:
             if seen.over(generation) is not None and generation not in finals:
+                last = _json(home.find(keys.beat(generation)))
+                if last is not None:
+                    heard = seen.beat(generation)
+                    note_beat(world, state.job, generation, heard.data if heard else {}, last)
                 found = {
                     "result": _json(home.find(keys.result(generation))),
                     "closed": _json(home.find(keys.closed(generation))),
