@@ -1,0 +1,86 @@
+"""`Boot`: everything that one placement's guest is told before it can ask. Written by the broker, read by the guest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.home import Access
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """The content of `boot.json`. Seconds throughout; moments are seconds since the epoch, the store's time.
+
+    provider_guest: the module with `notice()` and `end_machine(why)`, by default `broker_PROVIDER.guest`. guest_url:
+    where the guest is fetched from before the home can be opened. workdir: `key` and `sha256` of the packed workdir.
+    offer: an `Offer`, or its JSON. end_by, frozen_at: the machine's last moment and when that was fixed; their
+    difference counts from boot while the store's time is unknown. secrets: name -> value.
+    notice: the provider's usual warning, None without one. grace: given to the program after SIGTERM where no notice
+    limits it. patience: how long an unreadable control is asked for at start, and how long a stopped job's last words
+    are tried on a dead store. access_url: where fresh access can be read without a key, empty if nowhere.
+    """
+
+    job: str
+    generation: int
+    installation: str
+    provider: str
+    home: Access
+    spec_sha256: str
+    end_by: float
+    end_why: str
+    guest_url: str
+    guest_sha256: str
+    frozen_at: float = field(default_factory=time.time)
+    provider_guest: str = ""
+    workdir: Mapping[str, str] | None = None
+    offer: Any = None
+    notice: float | None = None
+    restarts_left: int = 0
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    beat: float = 30.0
+    scan: float = 2.0
+    quiet: float = 5.0
+    grace: float = 60.0
+    patience: float = 600.0
+    python: str = "python3"
+    expected_gpu: Mapping[str, Any] | None = None
+    access_url: str = field(default="", repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        data = {name: getattr(self, name) for name in self.__slots__}
+        guest = {"url": data.pop("guest_url"), "sha256": data.pop("guest_sha256")}
+        del data["workdir"]
+        return {
+            **data,
+            "v": VERSION,
+            "provider_guest": self.provider_guest or f"broker_{self.provider}.guest",
+            "home": self.home.to_json(),
+            "offer": self.offer.to_json() if hasattr(self.offer, "to_json") else self.offer,
+            "secrets": dict(self.secrets),
+            "artefacts": {"guest": guest, "workdir": dict(self.workdir) if self.workdir else None},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Boot:
+        """Raises ValueError for a version this guest does not know."""
+        rest = dict(data)
+        if rest.pop("v") != VERSION:
+            raise ValueError(f"boot.json has version {data['v']!r}; this guest reads {VERSION}")
+        artefacts = rest.pop("artefacts")
+        guest = artefacts["guest"]
+        rest |= {"guest_url": guest["url"], "guest_sha256": guest["sha256"], "workdir": artefacts["workdir"]}
+        return cls(**{**rest, "home": Access.from_json(rest["home"])})
+
+    def to_bytes(self) -> bytes:
+        """One line of ASCII."""
+        return json.dumps(self.to_json(), sort_keys=True).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Boot:
+        return cls.from_json(json.loads(raw))

@@ -1,0 +1,47 @@
+"""The environment of setup and run: the machine's own, cleaned, and the task's values byte for byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from broker.guest.bootfile import Boot
+from broker.guest.spec import Spec
+
+SENSITIVE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+OURS = re.compile(r"^(SPOTBROKER_(?!MACHINE$)|BROKER_|AWS_|AZURE_|GOOGLE_|GCLOUD_|CLOUDSDK_|VAST_|RUNPOD_)")
+SHELLS = {"_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}
+
+
+def mark(job: str, generation: int) -> str:
+    """What tells this placement's processes from all others, in their environment."""
+    return f"{job}/{generation}"
+
+
+def base(machine: Mapping[str, str]) -> dict[str, str]:
+    """What a job may see of the machine's own environment: an image's settings, not its provider's credentials."""
+    return {k: v for k, v in machine.items() if k not in SHELLS and not OURS.match(k) and not SENSITIVE.search(k)}
+
+
+def program(
+    machine: Mapping[str, str], boot: Boot, spec: Spec, *, lib: Path, checkpoint: Path, progress: Path, resumed: bool
+) -> dict[bytes, bytes]:
+    """The whole environment of setup and run, as bytes so that no locale changes a value."""
+    env = {"PYTHONUNBUFFERED": "1", **base(machine), **spec.envs, **boot.secrets}
+    paths = [p for p in (env.get("PYTHONPATH"), str(lib)) if p]
+    env |= {
+        "BROKER_CHECKPOINT_DIR": str(checkpoint),
+        "BROKER_JOB": boot.job,
+        "BROKER_GENERATION": str(boot.generation),
+        "BROKER_RESUMED": "1" if resumed else "0",
+        "BROKER_PROGRESS": str(progress),
+        "BROKER_PLACEMENT": mark(boot.job, boot.generation),
+        "PYTHONPATH": ":".join(paths),
+    }
+    return {k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in env.items()}
+
+
+def masked_values(boot: Boot, spec: Spec) -> list[str]:
+    """The values that no log may show: secrets always, envs by their names."""
+    return [*boot.secrets.values(), *(v for k, v in spec.envs.items() if SENSITIVE.search(k))]

@@ -1,0 +1,67 @@
+"""`Mask`: takes secret values out of a stream of bytes, also where a value is cut by the border of two chunks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LEAST = 4  # values shorter than this are left: masking "on" or "1" would hide the log itself
+SHOWN = b"***"
+
+
+class Mask:
+    """One stream's mask. Values of several lines are also masked line by line, since logs are read by lines.
+
+    Known limit: a value inside base64, an escape or another encoding is not found.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values: list[bytes] = []
+        self.pattern: re.Pattern[bytes] | None = None
+        self.held = b""
+        self.extend(values)
+
+    def extend(self, values: Iterable[str]) -> None:
+        """Mask these too, from here on."""
+        raw = set(self.values)
+        for value in values:
+            data = value.encode("utf-8", "surrogateescape")
+            raw |= {data, data.strip()}
+            if b"\n" in data:
+                raw |= {line.strip() for line in data.splitlines() if len(line.strip()) >= 2 * LEAST}
+        self.values = sorted((v for v in raw if len(v) >= LEAST), key=lambda v: (-len(v), v))
+        self.pattern = re.compile(b"|".join(re.escape(v) for v in self.values)) if self.values else None
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the stream may be shown now; what may yet turn out to be a value is held back."""
+        if self.pattern is None:
+            return data
+        text = self.held + data
+        cut = len(text) - self._begun(text)
+        for match in self.pattern.finditer(text):
+            if match.start() < cut < match.end():
+                # A whole value that is also the beginning of a longer one: wait for what follows.
+                cut = match.start()
+        self.held = text[cut:]
+        return self.pattern.sub(SHOWN, text[:cut])
+
+    def end(self) -> bytes:
+        """The rest, once nothing follows."""
+        text, self.held = self.held, b""
+        return text if self.pattern is None else self.pattern.sub(SHOWN, text)
+
+    def text(self, text: str) -> str:
+        """A text of our own that may quote a value."""
+        if self.pattern is None:
+            return text
+        return self.pattern.sub(SHOWN, text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+
+    def _begun(self, text: bytes) -> int:
+        """The length of the longest end of `text` that is a proper beginning of some value."""
+        longest = 0
+        for value in self.values:
+            for size in range(min(len(value) - 1, len(text)), longest, -1):
+                if value[size - 1] == text[-1] and text.endswith(value[:size]):
+                    longest = size
+                    break
+        return longest
