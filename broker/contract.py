@@ -116,7 +116,9 @@ class Contract:
             self._pace.wait(call)
             return self._translate(ask)
 
-        grow = tenacity.wait_exponential_jitter(initial=FIRST_PAUSE, max=LONGEST_PAUSE, jitter=FIRST_PAUSE)
+        grow = tenacity.wait_exponential(multiplier=FIRST_PAUSE, max=LONGEST_PAUSE) + tenacity.wait_random(
+            0, FIRST_PAUSE
+        )
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((RateLimited, ProviderUnavailable)),
             wait=pause,
