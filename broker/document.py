@@ -182,7 +182,9 @@ class _Builder:
                 twice = f"given twice: in line {keys[key][0]} and again in line {at[0]}"
                 self.problems.append(Problem(field, twice, "keep one of them", *at))
             else:
-                data[key] = self.value(value_node, f"{path}.{key}".lstrip("."))
+                value = self.value(value_node, f"{path}.{key}".lstrip("."))
+                # What is not there has no place of its own: ruamel puts it behind the line's end.
+                data[key] = Value(*at, None) if value.data is None else value
                 keys[key] = at
         for base in merged:
             assert isinstance(base.data, dict)

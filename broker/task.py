@@ -29,7 +29,7 @@ SPOT: tuple[Spot, ...] = ("auto", "only", "never")
 RESERVED = frozenset(
     f"BROKER_{name}" for name in ("CHECKPOINT_DIR", "JOB", "GENERATION", "RESUMED", "PROGRESS", "PLACEMENT")
 )
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
@@ -383,7 +383,7 @@ def _environment_problems(where: str, values: Mapping[str, str]) -> Iterator[Pro
     """Never shows a value: it may be a secret."""
     for name, value in values.items():
         place = f"{where}.{name}"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             yield Problem(where, f"{name!r} cannot be the name of an environment variable: letters, digits, _")
         elif name in RESERVED:
             yield Problem(place, "is set by the broker itself", "choose another name")

@@ -20,7 +20,7 @@ from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
 from broker.errors import TaskError
 from broker.fields import CheckpointFields, RehearseFields, ResourcesFields, TaskFields, explained
-from broker.task import Checkpoint, InvalidTaskError, Rehearse, Resources, Task, Work
+from broker.task import NAME, Checkpoint, InvalidTaskError, Rehearse, Resources, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
 
@@ -91,8 +91,10 @@ class _Reader:
         items: dict[str, Value] = {}
         for number, item in enumerate(value.data if isinstance(value.data, list) else (), start=1):
             name, equals, text = item.data.partition("=") if isinstance(item.data, str) else ("", "", "")
-            if not name or name in items:
-                self._wrong(where, item, f"entry {number} must be NAME=VALUE" if not name else f"{name} given twice")
+            if not NAME.fullmatch(name):  # not shown: it may be a value that lost its name
+                self._wrong(where, item, f"entry {number} must be NAME=VALUE")
+            elif name in items:
+                self._wrong(f"{where}.{name}", item, "given twice", "keep one of them")
             else:
                 items[name] = Value(item.line, item.column, text if equals else None)
         return items
@@ -195,6 +197,7 @@ class _Reader:
             at = self.document.place(("spot",))
             message = f"is {model.spot}, but use_spot in resources says otherwise"
             self.problems.append(Problem("spot", message, "keep `spot` only", *at))
+            given["spot"] = model.spot
         return Task(
             run=model.run or "",
             source=self.path,
@@ -223,13 +226,13 @@ def _resources(model: TaskFields) -> tuple[str | None, tuple[Resources, ...], tu
             wish: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
             wishes.append(Resources(gpu=gpu, gpu_count=many, **wish))
     spots = {fields["use_spot"] for fields in alternatives if fields.get("use_spot") is not None}
-    spot = model.spot
     if len(spots) == 2:
         warnings.append("use_spot is true here and false there: every alternative may be rented on either market")
+    spot: str | None = model.spot
     if spots == {False}:
-        spot = "never" if spot in (None, "never") else "auto" if spot == "only" else "never"
-    elif spots:
-        spot = "auto" if spot in (None, "never") else spot
+        spot = "never"
+    elif spots and spot != "only":
+        spot = "auto"
     return spot, tuple(wishes), tuple(warnings)
 
 
@@ -260,11 +263,12 @@ def write(task: Task) -> str:
 
     from ruamel.yaml import YAML
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
+    from ruamel.yaml.scalarstring import LiteralScalarString as Literal
 
     def clean(value: Any) -> Any:
         # Quoted, so that other readers of YAML see the same text: plain NO and 1e-4 would turn into other things.
         if isinstance(value, str):
-            return Quoted(value)
+            return Literal(value) if _readable(value) else Quoted(value)
         if isinstance(value, Mapping):
             return {name: clean(inner) for name, inner in value.items() if inner not in (None, "", [], {}, ())}
         if isinstance(value, list | tuple):
@@ -297,3 +301,11 @@ def write(task: Task) -> str:
     out = StringIO()
     yaml.dump(written, out)
     return out.getvalue()
+
+
+def _readable(text: str) -> bool:
+    """May it be written as a block, line by line as it is?"""
+    *lines, last = text.split("\n")
+    if not lines or last or not all(line.isprintable() for line in lines):
+        return False
+    return bool(lines[-1].strip()) and bool(lines[0]) and not lines[0][0].isspace()

@@ -256,7 +256,9 @@ class _Ignored:
         if path.is_file():
             text = _reading(path, lambda: path.read_text(encoding="utf-8", errors="replace"))
             try:
-                self.specs[kind, folder] = GitIgnoreSpec.from_lines(text.splitlines())
+                self.specs[kind, folder] = GitIgnoreSpec.from_lines(
+                    map(_as_git_means, text.replace("\r\n", "\n").split("\n"))
+                )
             except ValueError as error:
                 raise ConfigError(f"{path} has a line that is no pattern: {error}", fix=f"mend {path}") from error
 
@@ -276,3 +278,11 @@ class _Ignored:
                 return said
         # A virtual environment holds absolute paths and would not run anywhere else.
         return path.name in _CACHES or path.suffix == ".pyc" or (folder and (path / "pyvenv.cfg").is_file())
+
+
+def _as_git_means(line: str) -> str:
+    """`a/**` is what is in `a`, not `a` itself; pathspec (1.1) takes both, and then `!a/keep` could not help."""
+    bare = line.rstrip()
+    if bare.endswith("/**"):
+        return f"{bare}/*"
+    return f"{bare}*/" if bare.endswith("/**/") else line
