@@ -106,7 +106,7 @@ def session_policy(bucket: str, prefix: str, job: str, partition: str = "aws") -
 def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds: float) -> Mapping[str, Any]:
     """One STS call; its `Credentials`."""
     try:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
     except ImportError as error:
         raise ConfigError("scoped keys for an S3 home need boto3", fix="pip install 'spotbroker[aws]'") from error
     shortest, longest = LIFE[way]
@@ -127,6 +127,10 @@ def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds:
             return _credentials(client.assume_role(**wanted, DurationSeconds=SURE))
     except ClientError as error:
         raise _translated(way, error.response) from error
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise ConfigError(
+            f"no key to mint with: {error}", fix="set access_key_id and secret_access_key in [home_config]"
+        ) from error
     except BotoCoreError as error:
         raise HomeUnavailable(f"STS did not answer: {error}", fix="check sts_endpoint in [home_config]") from error
 
@@ -179,7 +183,12 @@ def _place(url: str) -> tuple[str, str]:
     """Bucket and prefix of an S3 home. A policy would read `*`, `?` and `${` in a prefix as patterns."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
-    if not parts.netloc or not all(PLAIN.fullmatch(part) for part in (parts.netloc, *prefix.split("/")) if part):
+    if (
+        parts.query
+        or parts.fragment
+        or not parts.netloc
+        or not all(PLAIN.fullmatch(part) for part in (parts.netloc, *prefix.split("/")) if part)
+    ):
         raise ConfigError(
             f"the home {url!r} cannot be scoped", fix="use letters, digits, dot, dash and underscore in its prefix"
         )

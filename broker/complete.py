@@ -22,6 +22,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import posixpath
 import re
 import stat
 import struct
@@ -35,7 +36,7 @@ UNFINISHED = ("tmp-*", "*.tmp", "*.part", "*.partial", "*.incomplete", "*_tmp", 
 TEMPORARY = (*UNFINISHED[:-1], ".~*")
 ARCHIVES = {".pt", ".pth", ".ckpt", ".npz", ".zip"}
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack"}
-TRAINER = re.compile(r"(optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|rng_state.*\.pth)$")
+TRAINER = re.compile(r"(optimizer\.pt|scheduler\.pt|scaler\.pt|training_args\.bin|rng_state.*\.pth)$")
 NUMBERED = re.compile(r"checkpoint-\d+$")
 STEP = (
     re.compile(r"step[-_=.]?(\d+)", re.IGNORECASE),
@@ -259,7 +260,12 @@ class Judge:
             if verdict:
                 complete[name], how[name] = tree, verdict
             else:
-                skipped[name] = reason
+                skipped.setdefault(name, reason)
+        for name in [name for name, tree in complete.items() if name in tree.links]:
+            target = posixpath.normpath(complete[name].links[name]).partition("/")[0]
+            if target not in complete:
+                del complete[name], how[name]
+                skipped[name] = f"leads to {target}, which is not complete"
         self._forget(trees)
         self._temporary = frozenset(temporary)
         return Scan(complete, how, skipped)
@@ -296,6 +302,8 @@ class Judge:
 
     def _judge(self, tree: Tree, now: float, ended: bool, trainer: bool) -> tuple[str, str]:
         """(rule, "") where the entry is complete, otherwise ("", why not)."""
+        if tree.name in tree.left_out:
+            return "", tree.left_out[tree.name]
         known = self._since.get(tree.name)
         if known is None or known[0] != tree:
             known = self._since[tree.name] = (tree, now)
@@ -351,7 +359,7 @@ class Judge:
             name = path.rpartition("/")[2]
             if Path(name).suffix in WEIGHTS and not found.size:
                 return f"{path} is empty (0 bytes)"
-            weights += Path(name).suffix in WEIGHTS and not TRAINER.match(name)
+            weights += Path(name).suffix in WEIGHTS and not TRAINER.match(name) and name != "optimizer.bin"
             if name.endswith(".index.json") and (fault := self._index_fault(tree, path)):
                 return fault
         return "" if weights else f"{tree.name} holds no model weights"

@@ -39,15 +39,20 @@ def restore(home: Home, keys: JobKeys, manifest: Manifest, folder: Path, *, pace
     """Make `folder` hold exactly what the manifest names, with modes, links and empty directories.
 
     All is written beside the folder first and renamed into place, so a restore that is broken off leaves the folder as
-    it was. What lay in the folder is moved aside, never deleted. Modification times are set so that their order is that
-    of the steps. Raises SnapshotCorrupt for a missing or damaged blob, HomeError for a full disk.
+    it was. What lay in the folder is moved aside (`.NAME.before-…`, kept until the next restore). Modification times
+    are set so that their order is that of the steps. Raises SnapshotCorrupt for a missing or damaged blob, HomeError
+    for a full disk.
     """
     begun = time.monotonic()
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
     mark = uuid.uuid4().hex[:8]
-    fresh = (folder if inside else folder.parent) / f".{folder.name}.restoring-{mark}"
+    place = folder if inside else folder.parent
+    for stale in [path for path in place.iterdir() if path.name.startswith(_marks(folder))]:
+        shutil.rmtree(stale, ignore_errors=True)
+    restoring, before = (prefix + mark for prefix in _marks(folder))
+    fresh = place / restoring
     if (wanted := manifest.size) > (free := free_space(folder.parent)):
         raise HomeError(
             f"no space left at {folder}: the snapshot needs {wanted / MIB:,.0f} MiB, {free / MIB:,.0f} MiB are free",
@@ -55,11 +60,16 @@ def restore(home: Home, keys: JobKeys, manifest: Manifest, folder: Path, *, pace
         )
     try:
         fetched = _fill(home, keys, manifest, fresh, pace)
-        aside = _put_in_place(fresh, folder, f".{folder.name}.before-{mark}", inside=inside)
+        aside = _put_in_place(fresh, folder, before, inside=inside)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     return RestoreReport(len(manifest.files), fetched, time.monotonic() - begun, aside)
+
+
+def _marks(folder: Path) -> tuple[str, str]:
+    """How the names begin of what restores leave beside a folder."""
+    return f".{folder.name}.restoring-", f".{folder.name}.before-"
 
 
 def _fill(home: Home, keys: JobKeys, manifest: Manifest, fresh: Path, pace: Pace | None) -> int:
