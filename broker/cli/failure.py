@@ -1,0 +1,94 @@
+"""How a verb ends: its exit code, and an error as one or two lines, the second naming what to try next."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.errors import BrokerError
+
+INTERRUPTED = 130
+USAGE = 2
+
+
+def exit_code(app: Callable[..., Any]) -> int:
+    """Run the command and turn whatever comes out of it into an exit code, with words on stderr."""
+    name = Path(sys.argv[0]).name
+    program = "python -m broker" if name in ("__main__.py", "-c", "-m") else name
+    try:
+        code = app(prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokerError as error:
+        return report(error.message, error.fix, error.exit_code)
+    except KeyboardInterrupt:
+        return report("interrupted", "", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone, as with `| head`; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last resort, so that nobody is shown a traceback
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _misused(error, program)
+        if type(error).__name__ == "Abort":
+            return report("interrupted", "", INTERRUPTED)
+        return _unexpected(error)
+
+
+def report(what: str, fix: str, code: int) -> int:
+    """Print an error in at most two lines and hand back its exit code."""
+    first = " ".join(what.split("\n")).strip()
+    print(_styled("error:", "1;31"), first, file=sys.stderr)  # noqa: T201
+    if fix:
+        print(_styled("  try:", "1;32"), " ".join(fix.split("\n")), file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _misused(error: Any, program: str) -> int:
+    """An error that the parser of the command line found."""
+    context = getattr(error, "ctx", None)
+    path = str(getattr(context, "command_path", "") or program)
+    message = str(error.format_message()).rstrip(".")
+    return report(message, f"{path} --help", int(error.exit_code))
+
+
+def _unexpected(error: Exception) -> int:
+    """An error that nobody foresaw: one line for people, the traceback in a file."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    text = "".join(traceback.format_exception(error))
+    where = _write(f"crash-{stamp}-{os.getpid()}.txt", text)
+    what = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+    return report(f"unexpected {what}", f"read the traceback in {where}; a report with it is welcome", 1)
+
+
+def _write(name: str, text: str) -> Path:
+    from broker.config import load
+
+    def state() -> Path:
+        return load().state
+
+    def temporary() -> Path:
+        return Path(tempfile.gettempdir())
+
+    for folder in (state, temporary):
+        try:
+            folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = folder() / name
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="utf-8")
+            return path
+        except (OSError, BrokerError):
+            continue
+    sys.stderr.write(text)
+    return Path("the lines above")
+
+
+def _styled(text: str, code: str) -> str:
+    colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and "--no-color" not in sys.argv
+    return f"\x1b[{code}m{text}\x1b[0m" if colored else text

@@ -1,0 +1,309 @@
+"""The verbs about jobs that there are: ps, show, logs, wait, pull, stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from broker.config import Config
+    from broker.job import Job
+    from broker.provider import Instance
+
+REFRESH = 2.0
+GONE_LIMIT = 900.0
+"""Seconds that `stop` waits for machines to be confirmed gone."""
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its name for the newest.")]
+JobsArgument = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Ids, or names for the newest.")]
+
+
+def ps_verb(
+    screen: Screen,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Ended jobs too.")] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table fresh.")] = False,
+    instances: Annotated[bool, typer.Option("--instances", help="What is rented now, as the providers say.")] = False,
+) -> None:
+    """List jobs: where they are, how far, what they have cost."""
+    from broker.config import load
+    from broker.job import jobs
+
+    config = load()
+    if instances:
+        return show_instances(screen, config)
+    if watch and not screen.json:
+        return _watch(screen, config, everything=everything)
+    found = jobs(active=not everything, config=config)
+    if screen.quiet:
+        for job in found:
+            screen.line(job.id)
+        return None
+    from broker.cli.tables import job_row, jobs_table
+
+    rows = [job_row(job, time.time()) for job in found]
+    if screen.json:
+        return screen.data(rows)
+    if not rows:
+        return screen.say("no jobs" if everything else "no job is active; broker ps -a lists ended ones")
+    return screen.show(jobs_table(rows))
+
+
+def _watch(screen: Screen, config: Config, *, everything: bool) -> None:
+    from rich.live import Live
+
+    from broker.cli.tables import job_row, jobs_table
+    from broker.job import jobs
+
+    def rows() -> list[dict[str, Any]]:
+        return [job_row(job, time.time()) for job in jobs(active=not everything, config=config)]
+
+    if not screen.out.is_terminal:
+        raise Usage("ps -w needs a terminal", fix="broker wait JOB, or broker ps -o json")
+    try:
+        with Live(jobs_table(rows()), console=screen.out, auto_refresh=False) as live:
+            while True:
+                live.update(jobs_table(rows()), refresh=True)
+                time.sleep(REFRESH)
+    except KeyboardInterrupt:
+        return
+
+
+def show_instances(screen: Screen, config: Config) -> None:
+    """Everything that the providers say is rented under our tag. Exit code 1 where one could not be asked."""
+    from broker.cli.tables import duration, market, price, table
+
+    with screen.waiting("the providers' lists"):
+        found, failures = alive_instances(config)
+    for name, problem in failures.items():
+        screen.warn(f"{name} could not be asked, something may be rented there: {problem}")
+    if screen.json:
+        screen.data(
+            [
+                {
+                    "provider": i.provider, "instance": i.id, "state": i.state, "job": i.job, "placement": i.generation,
+                    "market": i.market, "hourly": i.hourly, "launched_at": i.launched_at,
+                }
+                for i in found
+            ]
+        )  # fmt: skip
+    elif screen.quiet:
+        for i in found:
+            screen.line(i.id)
+    elif not found:
+        screen.say("nothing is rented" if not failures else "nothing is rented at the others")
+    else:
+        made = table("PROVIDER", "INSTANCE", "JOB", "#", "STATE", "MARKET", "USD/h", "FOR", right=("#", "USD/h", "FOR"))
+        for i in found:
+            age = duration(time.time() - i.launched_at) if i.launched_at else "–"
+            made.add_row(
+                i.provider, i.id, i.job or "–", str(i.generation), str(i.state), market(i.market), price(i.hourly), age
+            )
+        screen.show(made)
+        total = sum(i.hourly for i in found)
+        screen.say(f"{len(found)} rented, together {price(total)} USD/h", style="bold")
+    if failures:
+        raise typer.Exit(1)
+
+
+def alive_instances(config: Config, *, jobs: Sequence[str] = ()) -> tuple[list[Instance], dict[str, str]]:
+    """What is rented under our tag, and which providers could not be asked. jobs: only theirs, if given."""
+    from broker import registry
+    from broker.errors import BrokerError
+
+    found: list[Instance] = []
+    failures: dict[str, str] = {}
+    for name in registry.names():
+        try:
+            listed = registry.get(name, config).instances()
+        except BrokerError as error:
+            failures[name] = error.message
+            continue
+        found += [i for i in listed if i.state != "terminated" and (not jobs or i.job in jobs)]
+    return found, failures
+
+
+def show_verb(screen: Screen, name: JobArgument) -> None:
+    """One job's whole story: machines and why, a timeline, steps lost at each move, money."""
+    from broker.cli.follow import event_line
+    from broker.cli.timeline import render
+    from broker.job import get
+    from broker.report import of
+
+    job = get(name)
+    report = of(job)
+    if screen.json:
+        events = [
+            {"seq": e.seq, "at": e.at, "placement": e.generation, "kind": e.kind, "text": e.text, "data": dict(e.data)}
+            for e in job.events()
+        ]
+        return screen.data({**report.to_json(), "home": job.row.home, "task": job.row.task, "events": events})
+    if screen.quiet:
+        return screen.line(job.id)
+    for part in render(report, screen.width):
+        screen.show(part)
+    screen.show("")
+    for event in job.events():
+        screen.show(event_line(event))
+    screen.show("")
+    screen.show(f"home  {job.row.home}")
+    if job.row.fix:
+        screen.show(f"try   {job.row.fix}")
+    return screen.line(report.outcome or report.status)
+
+
+def logs_verb(
+    screen: Screen,
+    name: JobArgument,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
+) -> None:
+    """A job's output over all its machines, with a line on stderr where it moved."""
+    from broker.cli.follow import LogReader, marker
+    from broker.job import get
+
+    job = get(name)
+    reader = LogReader(job)
+    at = 0
+
+    def put(lines: Sequence[tuple[int, str]]) -> None:
+        nonlocal at
+        for generation, line in lines:
+            if generation != at:
+                at = generation
+                screen.say(marker(job.placements(), generation), style="dim")
+            screen.line(line)
+
+    done = job.refresh().done
+    lines = list(reader.lines(job.placements(), final=done))
+    put(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :])
+    while follow and not done:
+        time.sleep(0.5 if job.home.is_local else 2.0)
+        done = job.refresh().done
+        put(list(reader.lines(job.placements(), final=done)))
+    if follow:
+        screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
+    elif not lines and not done:
+        screen.say(f"no output yet: {job.status}; broker logs -f {job.id} waits for it")
+
+
+def wait_verb(
+    screen: Screen,
+    names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, or names for the newest.")],
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", metavar="S", min=0, help="Give up after so long.")
+    ] = None,
+) -> int:
+    """Wait for jobs to end; the exit code is their outcome, the first one's that did not succeed."""
+    from broker.errors import JobUnfinished
+    from broker.job import get
+
+    found = [get(name) for name in names]
+    deadline = None if timeout is None else time.monotonic() + timeout
+    _warn_without_broker(screen, found)
+    codes: list[int] = []
+    for job in found:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            with screen.waiting(lambda job=job: f"{job.id}, {job.status}"):  # type: ignore[misc]
+                job.wait(left)
+        except JobUnfinished as error:
+            if len(found) == 1:
+                raise
+            screen.say(error.message)
+        codes.append(job.exit_code)
+        if not screen.json:
+            screen.line(f"{job.id} {job.status}" if not screen.quiet else job.id)
+    if screen.json:
+        screen.data([{"id": j.id, "status": j.status, "exit_code": j.exit_code, "message": j.message} for j in found])
+    failed = [(job, code) for job, code in zip(found, codes, strict=True) if code]
+    if failed and failed[0][0].done:
+        failed[0][0].check()
+    return failed[0][1] if failed else 0
+
+
+def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
+    from broker import engine
+
+    if any(not job.done for job in jobs) and not engine.alive(jobs[0].config):
+        screen.warn("no broker is running here, so nothing moves these jobs; start one with: broker up")
+
+
+def pull_verb(
+    screen: Screen,
+    name: JobArgument,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; ./JOB by default.")] = None,
+) -> None:
+    """Download what a job has made: the files that its task names as outputs."""
+    from broker.job import get
+
+    job = get(name)
+    target = to or Path(job.id)
+    with screen.waiting(f"the outputs of {job.id}"):
+        paths = job.pull(target)
+    if screen.json:
+        return screen.data([str(path) for path in paths])
+    for path in paths:
+        screen.line(str(path))
+    return None
+
+
+def stop_verb(
+    screen: Screen,
+    names: JobsArgument = None,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="All active jobs.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")] = False,
+) -> int:
+    """Stop jobs: they save, their machines end, and the end is verified with the provider."""
+    from broker import engine
+    from broker.config import load
+    from broker.job import get, jobs
+
+    config = load()
+    if bool(names) == everything:
+        raise Usage("name the jobs to stop, or all of them", fix="broker stop JOB, or broker stop -a")
+    found = jobs(active=True, config=config) if everything else [get(name, config=config) for name in names or ()]
+    active = [job for job in found if not job.done]
+    if everything and active and not yes:
+        listed = ", ".join(job.id for job in active)
+        if not screen.ask(f"Stop {len(active)} jobs: {listed}?", instead="-y"):
+            return 1
+    if everything and not found:
+        screen.say("no job is active")
+    for job in active:
+        job.stop(now=now)
+    if active:
+        engine.ensure_background(config)
+    for job in active:
+        with screen.waiting(lambda job=job: f"{job.id} to {'end' if now else 'save and end'}, {job.status}"):  # type: ignore[misc]
+            job.wait(GONE_LIMIT)
+    return _verify_gone(screen, config, found)
+
+
+def _verify_gone(screen: Screen, config: Config, found: Sequence[Job]) -> int:
+    """Ask the providers themselves whether anything of these jobs is left."""
+    ids = [job.id for job in found]
+    left, failures = alive_instances(config, jobs=ids) if ids else ([], {})
+    for instance in left:
+        screen.warn(f"{instance.provider} still lists {instance.id} of {instance.job}: it may still be billing")
+    for name, problem in failures.items():
+        screen.warn(f"{name} could not be asked whether all is gone: {problem}")
+    if screen.json:
+        screen.data(
+            [
+                {"id": j.id, "status": j.status, "spent": j.spent, "left": [i.id for i in left if i.job == j.id]}
+                for j in found
+            ]
+        )
+    else:
+        for job in found:
+            screen.line(job.id if screen.quiet else f"{job.id} {job.status}")
+        if found and not left and not failures:
+            screen.say("verified with the provider: nothing of it is left")
+    return 1 if left or failures else 0

@@ -1,0 +1,262 @@
+"""The verbs before anything is rented: init, offers, plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from broker.config import Config
+    from broker.job import Plan
+    from broker.offer import Offer, OfferQuery
+
+SpotOption = Annotated[str | None, typer.Option("--spot", metavar="auto|only|never", help="Overrides the task's.")]
+PriceOption = Annotated[
+    float | None,
+    typer.Option("--max-price", metavar="USD", help="Per hour for the whole machine, disk included."),
+]
+InfraOption = Annotated[
+    list[str] | None,
+    typer.Option("--infra", metavar="PLACE", help="provider[/region[/zone]], * for any. Repeatable."),
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option("--env", metavar="KEY=VALUE", help="Set over the task's envs. Repeatable.")
+]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task file, or a bundled task's name.")]
+
+
+def init_verb(
+    screen: Screen,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A bundled task; none lists them.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; ./NAME by default.")] = None,
+) -> None:
+    """Copy a ready-made task into a folder of your own; without NAME, list them."""
+    from broker import bundled
+
+    if name is None:
+        if screen.json:
+            return screen.data(list(bundled.names()))
+        for known in bundled.names():
+            screen.line(known)
+        return screen.say("copy one with: broker init NAME")
+    target = bundled.copy_out(name, to or Path(name))
+    shown = Path(os.path.relpath(target))
+    shown = target if ".." in shown.parts else shown
+    if screen.json:
+        return screen.data({"name": name, "folder": str(target)})
+    screen.line(str(shown))
+    screen.say(f"try it without renting anything: broker rehearse {shown}")
+    return None
+
+
+def offers_verb(
+    screen: Screen,
+    gpu: Annotated[
+        str | None, typer.Argument(metavar="[GPU[:N]]", help="Such as H100 or A100:8; none for machines without.")
+    ] = None,
+    cpus: Annotated[float, typer.Option("--cpus", metavar="N", help="At least so many CPUs.")] = 0.0,
+    memory: Annotated[float, typer.Option("--memory", metavar="GIB", help="At least so much memory.")] = 0.0,
+    disk: Annotated[float, typer.Option("--disk", metavar="GIB", help="The disk that prices include.")] = 20.0,
+    infra: InfraOption = None,
+    spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only this market.")] = None,
+) -> None:
+    """What can be rented now, the cheapest first, disk included."""
+    from broker.config import load
+    from broker.market import Marketplace
+
+    config = load()
+    query = _query(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra or (), spot=spot)
+    must_have_provider([query])
+    with screen.waiting("the providers' answers"):
+        book = Marketplace(config).offers([query])
+    found = [offer for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)) if _fits(offer, query)]
+    for where, problem in book.failures.items():
+        screen.warn(f"{where}: {problem}")
+    if not found:
+        raise nothing([query], book.failures)
+    if screen.json:
+        return screen.data([{**offer.to_json(), "key": offer.key, "hourly": offer.hourly} for offer in found])
+    if screen.quiet:
+        for offer in found:
+            screen.line(offer.key)
+        return None
+    from broker.cli.tables import offers_table
+
+    screen.show(offers_table(found))
+    if any(offer.simulated for offer in found):
+        screen.say("local is this computer: its money is simulated", style="dim")
+    return None
+
+
+def plan_verb(
+    screen: Screen,
+    task: TaskArgument,
+    spot: SpotOption = None,
+    max_price: PriceOption = None,
+    infra: InfraOption = None,
+    env: EnvOption = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show every offer, not the first few.")] = False,
+) -> None:
+    """What would be rented for a task, and why. Costs nothing and leaves nothing behind."""
+    from broker.config import load
+
+    planned = make_plan(screen, task, load(), spot=spot, max_price=max_price, infra=infra, env=env)
+    show_plan(screen, planned, everything=everything)
+    if planned.decision.offer is None:
+        raise nothing(planned.task.queries, planned.failures, planned.decision.reasons)
+
+
+def make_plan(
+    screen: Screen,
+    name: str,
+    config: Config,
+    *,
+    spot: str | None = None,
+    max_price: float | None = None,
+    infra: Sequence[str] | None = None,
+    env: Sequence[str] | None = None,
+) -> Plan:
+    """Read the task with what the command line sets over it, and ask the market."""
+    from broker.job import plan
+    from broker.task import load as load_task
+
+    if spot not in (None, "auto", "only", "never"):
+        raise Usage(f"--spot must be auto, only or never, not {spot!r}", fix="--spot auto takes whichever is cheaper")
+    task = load_task(name, envs=pairs(env))
+    for text in task.warnings:
+        screen.warn(text)
+    must_have_provider(task.queries)
+    with screen.waiting("the providers' answers"):
+        return plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
+
+
+def show_plan(screen: Screen, plan: Plan, *, everything: bool = False, talk: bool = False) -> None:
+    """The plan: the table and the lines below it, on stdout; talk: on stderr, where it is not what was asked for."""
+    for where, problem in plan.failures.items():
+        screen.warn(f"{where}: {problem}")
+    if screen.json:
+        return screen.data(plan_json(plan))
+    if screen.quiet:
+        return screen.line(plan.decision.offer.key) if plan.decision.offer else None
+    from broker.cli.tables import plan_table
+
+    put = screen.say if talk else screen.show
+    put(plan_table(plan, everything=everything))
+    put("")
+    for line in plan_lines(plan):
+        put(line)
+    return None
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "task": plan.task.name,
+        "home": plan.home,
+        "workdir_bytes": plan.size,
+        "failures": dict(plan.failures),
+        **plan.decision.to_json(limit=1000),
+    }
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What the table does not say: the home, the workdir, who moves the job."""
+    from broker.cli.tables import size
+
+    lines = [f"home     {plan.home} keeps snapshots, logs and results"]
+    if plan.task.workdir is not None:
+        lines.append(f"workdir  {plan.task.workdir}, {size(plan.size or 0)} before packing")
+    checkpoint = plan.task.checkpoint
+    if checkpoint is not None:
+        lines.append(f"saves    {checkpoint.path}, the newest {checkpoint.keep} kept")
+    offer = plan.decision.offer
+    if offer is not None and offer.simulated:
+        lines.append("moves    made while a broker runs on this computer; local is this computer, its money simulated")
+    elif offer is not None:
+        lines.append(
+            "moves    made by a running broker: if this computer sleeps, the job goes on but waits with its next move; "
+            "`broker up` on a small always-on machine remedies that"
+        )
+    return lines
+
+
+def pairs(env: Sequence[str] | None) -> dict[str, str]:
+    """KEY=VALUE as given by --env; KEY alone takes its value from here."""
+    values: dict[str, str] = {}
+    for entry in env or ():
+        key, found, value = entry.partition("=")
+        if not found and key in os.environ:
+            value, found = os.environ[key], "="
+        if not key or not found:
+            raise Usage(f"--env {entry!r} has no value, here or in the environment", fix="--env KEY=VALUE")
+        values[key] = value
+    return values
+
+
+def must_have_provider(queries: Sequence[OfferQuery]) -> None:
+    """Refuse a task that only a GPU would do for where no provider could rent one. Raises ConfigError."""
+    from broker import registry
+    from broker.errors import ConfigError
+
+    others = [name for name in registry.names() if name != "local"]
+    if others or not all(query.gpu for query in queries):
+        return
+    wanted = " or ".join(dict.fromkeys(f"{query.gpu}:{max(query.gpu_count, 1)}" for query in queries))
+    raise ConfigError(
+        f"no provider is set up that rents out {wanted}: `local` is this computer and rents out no GPU",
+        fix="install the adapter of a provider you have an account with and set its key "
+        "(docs/write-a-provider.md lists what there is); `broker rehearse TASK` works without one",
+    )
+
+
+def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], reasons: Sequence[str] = ()) -> Exception:
+    """The error for an empty market: of configuration where no provider can be used, else one that passes."""
+    from broker import registry
+    from broker.errors import ConfigError, NothingAvailable
+
+    others = {name for name in registry.names() if name != "local"}
+    if all(query.gpu for query in queries) and others and others <= set(failures):
+        what = "; ".join(f"{name}: {failures[name]}" for name in sorted(others))
+        return ConfigError(f"no provider that rents out GPUs can be asked: {what}", fix="mend that and run this again")
+    what = "; ".join(reasons[:3]) or "no offer fits now"
+    return NothingAvailable(what, fix="ask for less, widen infra, raise --max-price, or try again later")
+
+
+def _query(
+    gpu: str | None,
+    *,
+    cpus: float,
+    memory: float,
+    disk: float,
+    infra: Sequence[str],
+    spot: bool | None,
+) -> OfferQuery:
+    from broker.gpus import canonical
+    from broker.offer import Market, OfferQuery
+
+    name, _, count = (gpu or "").partition(":")
+    if count and not (count.isdigit() and int(count)):
+        raise Usage(f"{gpu!r} is not GPU:N", fix="broker offers A100:8")
+    try:
+        card = canonical(name) if name else None
+    except ValueError as error:
+        raise Usage(str(error), fix="broker offers A100") from error
+    markets = {
+        None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)
+    }[spot]  # fmt: skip
+    return OfferQuery(
+        gpu=card, gpu_count=int(count or 1) if name else 0, cpus=cpus, memory=memory, disk=disk,
+        infra=tuple(infra), markets=markets,
+    )  # fmt: skip
+
+
+def _fits(offer: Offer, query: OfferQuery) -> bool:
+    """A provider may answer more than was asked of it."""
+    from broker.policy.infra import matcher
+
+    return offer.market in query.markets and matcher(query.infra)(offer)

@@ -1,0 +1,182 @@
+"""A rehearsal for people: what happens as it happens, the report, and the verdict as the last line."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from broker.cli.follow import Follower, Interrupts
+from broker.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from broker.job import Job
+    from broker.rehearse import Hand, Rehearsal, Result
+
+INTERRUPTED = 130
+SECONDS = {"aws": "120 s", "gcp": "30 s", "azure": "30 s", "runpod": "5 s", "vast": "none"}
+TAIL = 12
+"""Lines of a failed program's output that are shown."""
+
+
+class _Left(Exception):  # noqa: N818 - not an error: its user has ended it
+    """The rehearsal was interrupted."""
+
+
+def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
+    """Perform a rehearsal, showing it; returns the verdict's exit code."""
+    if not _agreed(screen, rehearsal, yes=yes):
+        return 1
+    _announce(screen, rehearsal)
+    with Interrupts() as interrupts:
+        try:
+            result = rehearsal.perform(lambda phase, job, hand: _follow(screen, interrupts, phase, job, hand))
+        except _Left:
+            with screen.waiting("the rehearsal's machines to end"):
+                rehearsal.end_machines()
+            rehearsal.remove()
+            screen.say("interrupted: every machine of the rehearsal was ended, nothing was proven")
+            return INTERRUPTED
+        except BaseException:
+            screen.say(f"the rehearsal's folder is kept: {rehearsal.folder}")
+            raise
+    _tell(screen, result)
+    if result.verdict.code == 0 and not keep:
+        rehearsal.remove()
+    elif rehearsal.folder.exists():
+        screen.say(f"kept for a look: {rehearsal.folder} (machines/*/*/disk holds what each machine had)")
+    if screen.json:
+        screen.data(as_json(result))
+    else:
+        screen.line(result.verdict.text)
+    return result.verdict.code
+
+
+def _agreed(screen: Screen, rehearsal: Rehearsal, *, yes: bool) -> bool:
+    from broker.cli.running import BIG_WORKDIR
+    from broker.cli.tables import size
+    from broker.workdir import size as size_of
+
+    workdir = rehearsal.task.workdir
+    big = size_of(workdir) if workdir is not None else 0
+    if big <= BIG_WORKDIR or yes:
+        return True
+    return screen.ask(
+        f"The workdir {workdir} has {size(big)}, which every machine gets a copy of. Go on?", instead="-y"
+    )
+
+
+def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
+    count = rehearsal.preemptions
+    order = [rehearsal.notices[n % len(rehearsal.notices)] for n in range(count)]
+    notices = ", ".join(f"{name} ({SECONDS[name]})" for name in order)
+    screen.say(f"rehearsing {rehearsal.task.name} on this computer; nothing is rented, all money is simulated")
+    screen.say(f"  taken back {count} time{'s' * (count != 1)}, notice: {notices}; seed {rehearsal.seed}")
+    if rehearsal.compares and rehearsal.task.rehearse is not None:
+        screen.say(f"  first a run without interruption, to compare {', '.join(rehearsal.task.rehearse.compare)}")
+    for note in rehearsal.notes:
+        screen.say(f"  {note}")
+
+
+@dataclasses.dataclass
+class _Watcher(Follower):
+    """Shows take-backs between the events, and not the program's output."""
+
+    hand: Hand | None = None
+    told: int = 0
+
+    def look(self) -> bool:
+        self._tell_taken()
+        return super().look()
+
+    def _tell_taken(self) -> None:
+        from rich.text import Text
+
+        from broker.cli.tables import clock
+
+        for take in (self.hand.taken if self.hand else [])[self.told :]:
+            self.told += 1
+            line = Text(f"{clock(take.at)} ", style="dim")
+            line.append(f"{take.generation:>2} ", style="not dim bold")
+            where = f" at step {take.step}" if take.step is not None else ""
+            saved = f", newest snapshot step {take.newest_step}" if take.newest_step is not None else ""
+            line.append(
+                f"TAKE BACK {take.number}{where}{saved}; notice as {take.notice}: {SECONDS[take.notice]}", "bold red"
+            )
+            self.screen.say(line)
+
+
+def _follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: Hand | None) -> None:
+    from broker.cli.follow import LOCAL_POLL
+
+    started = time.monotonic()
+    watcher = _Watcher(screen, job, output=False, hand=hand)
+    watcher.note = lambda: _note(phase, hand)
+    screen.say("")
+    screen.say(f"{phase}: {job.id}", style="bold")
+    with watcher.live():
+        while not watcher.look():
+            if interrupts.wait(LOCAL_POLL) is not None:
+                raise _Left
+    screen.say(f"{phase}: {job.status} after {time.monotonic() - started:.0f} s", style="bold")
+    if job.status == "failed":
+        show_tail(screen, job)
+
+
+def _note(phase: str, hand: Hand | None) -> str:
+    return phase if hand is None else f"taken back {len(hand.taken)}/{hand.count}"
+
+
+def show_tail(screen: Screen, job: Job) -> None:
+    """The last lines of a failed program."""
+    from broker.cli.follow import LogReader
+    from broker.errors import HomeError
+
+    try:
+        lines = [line for _, line in LogReader(job).lines(job.placements(), final=True)]
+    except HomeError:
+        return
+    for line in lines[-TAIL:]:
+        screen.say(f"  │ {line}")
+
+
+def _tell(screen: Screen, result: Result) -> None:
+    """The report on stdout, above the verdict."""
+    from broker.cli.timeline import render
+
+    if screen.json or screen.quiet:
+        return
+    screen.show("")
+    if result.report is not None:
+        for part in render(result.report, screen.width):
+            screen.show(part)
+        screen.show("")
+    for check in result.verdict.checks:
+        screen.show(_check(check.good, check.text))
+    if result.verdict.checks:
+        screen.show(f"seed {result.seed}: the same moments again with --seed {result.seed}")
+        screen.show("")
+
+
+def _check(good: bool, text: str) -> Text:
+    from rich.text import Text
+
+    line = Text("✓ " if good else "✗ ", style="green" if good else "red")
+    line.append(text, style="default")
+    return line
+
+
+def as_json(result: Result) -> dict[str, object]:
+    verdict = result.verdict
+    return {
+        "verdict": verdict.text,
+        "exit_code": verdict.code,
+        "seed": result.seed,
+        "checks": [{"good": c.good, "text": c.text} for c in verdict.checks],
+        "taken": [dataclasses.asdict(t) for t in result.taken],
+        "differences": [dataclasses.asdict(d) for d in result.differences],
+        "report": result.report.to_json() if result.report else None,
+        "baseline": result.baseline.to_json() if result.baseline else None,
+    }

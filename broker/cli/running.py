@@ -1,0 +1,214 @@
+"""The verbs that run something: run and rehearse."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption, TaskArgument
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from broker.cli.follow import Follower, Interrupts
+    from broker.config import Config
+    from broker.job import Job, Plan
+
+BIG_WORKDIR = 500_000_000
+HANDED_OVER = 130
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
+
+
+def run_verb(
+    screen: Screen,
+    task: TaskArgument,
+    yes: YesOption = False,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Return at once; a background broker goes on.")
+    ] = False,
+    env: EnvOption = None,
+    spot: SpotOption = None,
+    max_price: PriceOption = None,
+    infra: InfraOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop there.")] = False,
+) -> int:
+    """Run a task to its end: plan, consent, launch, follow over all moves, report."""
+    from broker.cli.offers import make_plan, nothing, show_plan
+    from broker.config import load
+    from broker.job import submit
+    from broker.store import open_store
+
+    config = load()
+    plan = make_plan(screen, task, config, spot=spot, max_price=max_price, infra=infra, env=env)
+    if dry_run or not (screen.quiet or screen.json):
+        show_plan(screen, plan, talk=not dry_run)
+    if plan.decision.offer is None:
+        raise nothing(plan.task.queries, plan.failures, plan.decision.reasons)
+    if dry_run:
+        return 0
+    if not consent(screen, plan, yes=yes):
+        screen.say("nothing was rented")
+        return 1
+    with screen.waiting("the workdir to be packed and written to the home"):
+        store = open_store(config.state, config.database)
+        job = submit(plan.task, config=config, store=store, decision=plan.decision)
+    if detach:
+        return _detached(screen, job, config)
+    if screen.quiet:
+        screen.line(job.id)
+    else:
+        screen.say(f"{job.id} submitted; Ctrl-C asks whether to stop it or to leave it running")
+    return drive(screen, job, config)
+
+
+def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:
+    """Ask before money is spent, and before a big workdir is sent."""
+    from broker.cli.tables import market, price, size
+
+    offer = plan.decision.offer
+    assert offer is not None
+    if plan.size is not None and plan.size > BIG_WORKDIR:
+        big = f"the workdir {plan.task.workdir} has {size(plan.size)} to be packed and uploaded"
+        if yes:
+            screen.warn(f"{big}; .brokerignore can leave things out")
+        elif not screen.ask(f"{big[0].upper()}{big[1:]}; .brokerignore can leave things out. Go on?", instead="-y"):
+            return False
+    if yes:
+        return True
+    simulated = ", simulated" if offer.simulated else ""
+    return screen.ask(
+        f"Rent {offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{simulated}?", instead="-y"
+    )
+
+
+def _detached(screen: Screen, job: Job, config: Config) -> int:
+    from broker import engine
+
+    engine.ensure_background(config)
+    if screen.json:
+        screen.data({"id": job.id, "status": job.status, "home": job.row.home})
+    else:
+        screen.line(job.id)
+        screen.say(f"running in the background; follow it with: broker logs -f {job.id}")
+    return 0
+
+
+def drive(screen: Screen, job: Job, config: Config) -> int:
+    """Drive the job from this process, show it, and report; hands it over to the background when interrupted."""
+    from broker import engine
+    from broker.cli.follow import Follower, Interrupts
+
+    follower = Follower(screen, job)
+    with Interrupts() as interrupts:
+        with engine.running(config) as live:
+            live.drive(job.id)
+            with follower.live():
+                ended = follow(follower, interrupts, lambda: _asked(screen, job, interrupts))
+        if not ended:
+            return hand_over(screen, job, config)
+    finish(screen, job)
+    return 0
+
+
+def follow(follower: Follower, interrupts: Interrupts, on_interrupt: Callable[[], bool]) -> bool:
+    """Look until the job has ended: True. False when an interrupt asks to leave it."""
+    from broker.cli.follow import LOCAL_POLL
+
+    stopping = False
+    while not follower.look():
+        number = interrupts.wait(LOCAL_POLL)
+        if number is None:
+            continue
+        if number != signal.SIGINT or stopping or not follower.screen.interactive:
+            return False
+        with follower.paused():
+            if not on_interrupt():
+                return False
+        stopping = bool(follower.job.refresh().row.want)
+    return True
+
+
+def _asked(screen: Screen, job: Job, interrupts: Interrupts) -> bool:
+    """After Ctrl-C: stop the job, leave it, or go on. False leaves it to the background."""
+    with interrupts.asking():
+        try:
+            answer = screen.choose("\nStop the job (s), leave it running in the background (b), or go on (Enter)? ")
+        except KeyboardInterrupt:
+            screen.say("")
+            answer = "b"
+    if answer.startswith("s"):
+        job.stop()
+        screen.say("stopping: the program is asked to save; its machine ends after the last snapshot")
+    return not answer.startswith("b")
+
+
+def hand_over(screen: Screen, job: Job, config: Config) -> int:
+    """Leave the job to a broker in the background, and say so."""
+    from broker import engine
+
+    if job.refresh().done:
+        finish(screen, job)
+        return 0
+    engine.ensure_background(config)
+    screen.say(f"{job.id} goes on in the background")
+    screen.say(f"  follow it: broker logs -f {job.id}     stop it: broker stop {job.id}")
+    return HANDED_OVER
+
+
+def finish(screen: Screen, job: Job) -> None:
+    """Report an ended job; raises what its end calls for, which sets the exit code."""
+    from broker.cli.timeline import render
+    from broker.errors import BrokerError
+    from broker.report import of
+
+    report = of(job)
+    if screen.json:
+        screen.data(report.to_json())
+    elif not screen.quiet:
+        screen.show("")
+        for part in render(report, screen.width):
+            screen.show(part)
+        if job.row.exit_code == 0:
+            screen.line(report.outcome)
+    try:
+        job.check()
+    except BrokerError as error:
+        error.fix = error.fix or f"broker logs {job.id}"
+        raise
+
+
+def rehearse_verb(
+    screen: Screen,
+    task: TaskArgument,
+    preempt: Annotated[int, typer.Option("--preempt", metavar="N", min=1, help="How often it is taken back.")] = 2,
+    notice: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notice",
+            metavar="PROVIDER",
+            help="Whose notice: aws (120 s), gcp (30), azure (30), runpod (5), vast (none). Repeatable; taken in turn.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Of the moments; a new one by default.")
+    ] = None,
+    env: EnvOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
+    yes: YesOption = False,
+) -> int:
+    """Rehearse a task on this computer: it is taken back by force, must resume, and gets a verdict."""
+    from broker.cli.offers import pairs
+    from broker.cli.rehearsal import show
+    from broker.config import load
+    from broker.rehearse import NOTICES, Rehearsal
+    from broker.task import load as load_task
+
+    notices = tuple(notice or ("aws", "vast"))
+    for word in notices:
+        if word not in NOTICES:
+            raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
+    loaded = load_task(task, envs=pairs(env))
+    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt, notices=notices, seed=seed)
+    return show(screen, rehearsal, keep=keep, yes=yes)

@@ -1,0 +1,146 @@
+"""Where a verb's words go: data to stdout, talk to stderr, and questions only to a person at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BrokerError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPED_WIDTH = 120
+PATIENCE = 2.0
+"""Seconds after which a wait says what it waits for."""
+
+
+class Usage(BrokerError):  # noqa: N818 - named as sysexits and click name it
+    """The command was not called rightly."""
+
+    exit_code = 2
+
+
+@dataclass
+class Screen:
+    """One verb's output, as the global options ask for it.
+
+    json: data as JSON. quiet: ids only. color: False switches colours off, as NO_COLOR does.
+    """
+
+    json: bool = False
+    quiet: bool = False
+    color: bool = True
+    verb: str = field(default="", compare=False)
+
+    @cached_property
+    def out(self) -> Console:
+        """Data for people."""
+        return self._console(stderr=False)
+
+    @cached_property
+    def err(self) -> Console:
+        """Talk."""
+        return self._console(stderr=True)
+
+    def _console(self, *, stderr: bool) -> Console:
+        from rich.console import Console
+
+        stream = sys.stderr if stderr else sys.stdout
+        color = self.color and not os.environ.get("NO_COLOR")
+        width = None
+        if not stream.isatty() and "COLUMNS" not in os.environ:
+            width = PIPED_WIDTH
+        return Console(
+            stderr=stderr, no_color=not color, highlight=False, emoji=False, soft_wrap=False, width=width, markup=False
+        )
+
+    @property
+    def interactive(self) -> bool:
+        """A person can be asked: stdin and stderr are terminals."""
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
+    @property
+    def live(self) -> bool:
+        """A line may be redrawn in place."""
+        return sys.stderr.isatty() and not self.quiet and os.environ.get("TERM") != "dumb"
+
+    @property
+    def width(self) -> int:
+        return self.out.width if sys.stdout.isatty() else shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+
+    def say(self, *parts: RenderableType, style: str | None = None) -> None:
+        """Talk, unless `--quiet`."""
+        if not self.quiet:
+            self.err.print(*parts, style=style)
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}", style="yellow")
+
+    def show(self, *parts: RenderableType) -> None:
+        """Data for people."""
+        self.out.print(*parts)
+
+    def line(self, text: str) -> None:
+        """One line of data exactly as it is."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def data(self, value: Any) -> None:
+        """Data for programs: one JSON document."""
+        self.line(json.dumps(value, indent=2, default=str))
+
+    def ask(self, question: str, *, instead: str) -> bool:
+        """A yes or no; Enter is no. `instead` is the option that answers it where nobody can be asked."""
+        if not self.interactive:
+            raise Usage(f"without a terminal nobody can be asked: {question}", fix=f"add {instead} to answer yes")
+        return self.choose(f"{question} [y/N] ") in ("y", "yes")
+
+    def choose(self, question: str) -> str:
+        """What the person types, in lower case; empty for Enter or the end of input."""
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer:
+            sys.stderr.write("\n")
+        return answer.strip().lower()
+
+    @contextlib.contextmanager
+    def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
+        """Say what is waited for once it takes more than two seconds; a spinner at a terminal, one line elsewhere."""
+        text = what if callable(what) else lambda: what
+        if self.quiet:
+            yield
+            return
+        if self.live:
+            from rich.text import Text
+
+            status = self.err.status("")
+
+            def begin() -> None:
+                status.update(Text(f"waiting for {text()}"))
+                status.start()
+
+        else:
+            status = None
+
+            def begin() -> None:
+                self.say(f"waiting for {text()}")
+
+        timer = threading.Timer(PATIENCE, begin)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if status is not None:
+                status.stop()

@@ -1,0 +1,204 @@
+"""Tables for people, and the small words in them: money, sizes, times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.offer import Market, Offer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from broker.job import Job, Plan
+    from broker.policy.decision import Candidate
+
+RANKED, REJECTED = 8, 4
+"""How many lines of a plan are shown without being asked for all."""
+
+
+def market(value: Market | str | None) -> str:
+    return {"spot": "spot", "on_demand": "on-demand"}.get(str(value), str(value or "–"))
+
+
+def price(usd: float | None) -> str:
+    """USD per hour, four decimals below a dollar and two above."""
+    if usd is None:
+        return "–"
+    return f"{usd:.4f}" if usd < 1 else f"{usd:.2f}"
+
+
+def money(usd: float, *, simulated: bool = False) -> str:
+    """An amount in USD, never rounded to nothing."""
+    if usd == 0:
+        text = "$0"
+    elif usd < 0.0001:
+        text = "< $0.0001"
+    else:
+        text = f"${usd:.4f}" if usd < 0.1 else f"${usd:.2f}"
+    return f"{text} (simulated)" if simulated else text
+
+
+def size(octets: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if octets < 1024 or unit == "GiB":
+            return f"{octets:.0f} {unit}" if unit == "B" else f"{octets:.1f} {unit}"
+        octets /= 1024
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `2 m 05 s`, `3 h 20 m`, `2 d 4 h`."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def table(*columns: str, right: Iterable[str] = (), fold: Iterable[str] = ()) -> Table:
+    """An empty table in the style of all our tables. right: columns of numbers; fold: the ones that may wrap."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    right, fold = set(right), set(fold)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name not in fold, overflow="fold")
+    return made
+
+
+def gpu(offer: Offer) -> str:
+    return f"{offer.gpu}:{offer.gpu_count}" if offer.gpu else "–"
+
+
+def shape(offer: Offer) -> str:
+    """What the machine has, in short."""
+    parts = [gpu(offer)] if offer.gpu else []
+    parts += [f"{offer.cpus:g} CPU"] if offer.cpus else []
+    parts += [f"{offer.memory:.3g} GiB"] if offer.memory else []
+    return ", ".join(parts)
+
+
+def offers_table(offers: Sequence[Offer]) -> Table:
+    """What can be rented now, one line per offer; the prices in USD per hour."""
+    cards = any(offer.gpu for offer in offers)
+    made = table(
+        "#", "WHERE", "TYPE", "HAS", "MARKET", "MACHINE", "DISK", "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE",
+        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "NOTICE"), fold=("WHERE", "HAS"),
+    )  # fmt: skip
+    for rank, offer in enumerate(offers, 1):
+        spot = offer.market is Market.SPOT
+        notice = ("none" if offer.notice is None else f"{offer.notice:.0f} s") if spot else ""
+        per_card = [price(offer.hourly / max(offer.gpu_count, 1))] if cards else []
+        made.add_row(
+            str(rank), offer.where, offer.instance_type, shape(offer), market(offer.market), price(offer.price),
+            price(offer.disk_price), price(offer.hourly), *per_card, notice,
+        )  # fmt: skip
+    return made
+
+
+def plan_table(plan: Plan, *, everything: bool = False) -> Table:
+    """The ranked offers with full prices, then what was passed over and why."""
+    decision = plan.decision
+    made = table(
+        "#", "WHERE", "TYPE", "MARKET", "MACHINE", "DISK", "USD/h", "WHY",
+        right=("#", "MACHINE", "DISK", "USD/h"), fold=("WHERE", "WHY"),
+    )  # fmt: skip
+    ranked = decision.ranked if everything else decision.ranked[:RANKED]
+    for rank, candidate in enumerate(ranked, 1):
+        offer = candidate.offer
+        made.add_row(
+            str(rank), offer.where, offer.instance_type, market(offer.market), price(offer.price),
+            price(offer.disk_price), price(candidate.cost), why(candidate, decision.ranked[0], rank),
+            style="bold green" if rank == 1 else None,
+        )  # fmt: skip
+    if len(ranked) < len(decision.ranked):
+        made.add_row("", f"… {len(decision.ranked) - len(ranked)} more", style="dim")
+    rejected = sorted(decision.rejected, key=lambda entry: entry.cost)
+    for entry in rejected if everything else rejected[:REJECTED]:
+        offer = entry.offer
+        made.add_row(
+            "–", offer.where, offer.instance_type, market(offer.market), price(offer.price),
+            price(offer.disk_price), price(entry.cost), entry.reason, style="dim",
+        )  # fmt: skip
+    if not everything and len(rejected) > REJECTED:
+        made.add_row("", f"… {len(rejected) - REJECTED} more passed over", style="dim")
+    return made
+
+
+def why(candidate: Candidate, best: Candidate, rank: int) -> str:
+    """The line's reason, beside the numbers that the table shows already."""
+    parts = ["cheapest that fits"] if rank == 1 else []
+    if candidate.on_demand and candidate.offer.market is Market.SPOT:
+        parts.append(f"{100 * (1 - candidate.cost / candidate.on_demand):.0f}% under on-demand")
+    if rank > 1:
+        more = 100 * (candidate.cost / best.cost - 1) if best.cost else 0.0
+        parts.append(f"{more:.0f}% dearer than #1" if more >= 0.5 else "as cheap as #1")
+    if candidate.insisted:
+        parts.append(candidate.insisted)
+    return ", ".join(parts)
+
+
+def jobs_table(rows: Sequence[dict[str, Any]]) -> Table:
+    made = table(
+        "JOB", "STATUS", "WHERE", "MARKET", "USD/h", "SPENT", "MOVES", "PROGRESS", "AGE",
+        right=("USD/h", "SPENT", "MOVES", "AGE"), fold=("JOB", "WHERE"),
+    )  # fmt: skip
+    colors = {"succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow"}
+    for row in rows:
+        from rich.text import Text
+
+        made.add_row(
+            row["id"], Text(row["status"], style=colors.get(row["status"], "")), row["where"] or "–",
+            market(row["market"]), price(row["hourly"]), money(row["spent"]), str(row["moves"]),
+            progress(row["step"], row["total"]), duration(row["age"]),
+        )  # fmt: skip
+    return made
+
+
+def progress(step: int | None, total: int | None) -> str:
+    if step is None:
+        return "–"
+    return f"{step}/{total}" if total else str(step)
+
+
+def job_row(job: Job, now: float) -> dict[str, Any]:
+    """One job as plain data: what `ps -o json` prints and its table shows."""
+    placements = job.placements()
+    rented = [p for p in placements if p.launched_at is not None]
+    last = rented[-1] if rented else None
+    offer = last.request["offer"] if last is not None else {}
+    where = "/".join(part for part in (offer.get("provider"), offer.get("region"), offer.get("zone")) if part)
+    beat = (last.beat or {}) if last is not None else {}
+    # A machine that has only just come has no progress yet: the last known one still stands.
+    known = [p.beat["progress"] for p in rented if p.beat and p.beat.get("progress")]
+    reached = known[-1] if known else {}
+    return {
+        "id": job.id,
+        "name": job.name,
+        "status": job.status,
+        "message": job.message,
+        "exit_code": job.row.exit_code,
+        "where": where,
+        "instance": last.instance if last is not None else None,
+        "market": last.market if last is not None else None,
+        "hourly": last.hourly if last is not None and not job.done else None,
+        "spent": sum(p.cost(now) for p in placements),
+        "simulated": bool(offer.get("simulated")),
+        "moves": max(0, len(rented) - 1),
+        "step": reached.get("step"),
+        "total": reached.get("total"),
+        "state": beat.get("state"),
+        "age": now - job.row.created_at,
+        "created_at": job.row.created_at,
+        "ended_at": job.row.ended_at,
+        "home": job.row.home,
+    }

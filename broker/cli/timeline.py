@@ -1,0 +1,211 @@
+"""A report for people: a timeline drawn in text, and the lines around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.cli.tables import duration, market, money, price, table
+from broker.report import Move, Report, Stay
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+GLYPHS = {"boot": "·", "setup": "░", "wait": "╌", "restore": "▒", "run": "━", "close": "╴"}
+MARKS = {"save": "┿", "notice": "!", "preempted": "✗", "lost": "?", "done": "✓", "failed": "✗", "stopped": "■"}
+COLORS = {
+    "boot": "dim", "setup": "blue", "wait": "dim", "restore": "magenta", "run": "green", "close": "dim",
+    "save": "bold green", "notice": "bold yellow", "preempted": "bold red", "lost": "bold red", "done": "bold green",
+    "failed": "bold red", "stopped": "bold yellow",
+}  # fmt: skip
+WORDS = {
+    "boot": "boot", "setup": "setup", "wait": "waiting", "restore": "restoring", "run": "running", "save": "snapshot",
+    "notice": "notice", "preempted": "taken back", "lost": "lost", "done": "done", "failed": "failed",
+    "stopped": "stopped",
+}  # fmt: skip
+STRONG = ("preempted", "lost", "done", "failed", "stopped", "notice", "save")
+"""Which mark stands where several fall on one character."""
+
+
+def render(report: Report, width: int) -> list[RenderableType]:
+    """The whole report, without its last line."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_head(report), Text()]
+    if report.stays:
+        parts += [_placements(report), Text(), *lanes(report, width), Text()]
+    if report.moves:
+        parts += [_moves(report.moves), Text()]
+    for text in report.refused[:5]:
+        parts.append(Text(f"passed over  {text}", style="dim"))
+    for text in report.warnings[:5]:
+        parts.append(Text(f"warning  {text}", style="yellow"))
+    parts.append(_money(report))
+    return parts
+
+
+def _head(report: Report) -> Text:
+    from rich.text import Text
+
+    machines = len(report.stays)
+    moves = len(report.moves)
+    head = Text(report.job, style="bold")
+    head.append(
+        f"  {report.status} after {duration(report.end - report.created)}: {machines} machine{'s' * (machines != 1)}, "
+        f"{moves} move{'s' * (moves != 1)}",
+        style="",
+    )
+    return head
+
+
+def _placements(report: Report) -> RenderableType:
+    made = table(
+        "#",
+        "WHERE",
+        "MARKET",
+        "USD/h",
+        "COST",
+        "STEPS",
+        "SNAPSHOTS",
+        "WHY",
+        right=("#", "USD/h", "COST", "SNAPSHOTS"),
+        fold=("WHERE", "WHY"),
+    )
+    for stay in report.stays:
+        steps = (
+            "–"
+            if stay.last_step is None
+            else f"{stay.first_step if stay.first_step is not None else '?'}–{stay.last_step}"
+        )
+        made.add_row(
+            str(stay.generation), stay.where, market(stay.market), price(stay.hourly), money(stay.cost), steps,
+            str(stay.saves), stay.note or _short(stay.why),
+        )  # fmt: skip
+    return made
+
+
+def _short(why: str) -> str:
+    """A decision's reason without what the other columns say."""
+    head, _, rest = why.partition("; ")
+    return rest or head
+
+
+def lanes(report: Report, width: int) -> list[Text]:
+    """One lane per placement on a common axis, an axis above and a legend below."""
+    from rich.text import Text
+
+    names = [f"{stay.generation} {stay.where.split('/', 1)[-1]} {market(stay.market)}" for stay in report.stays]
+    margin = min(max(len(name) for name in names), 28) + 2
+    room = max(20, width - margin - 1)
+    begin = min([report.created, *(stay.start for stay in report.stays)])
+    span = max(report.end - begin, 1e-9)
+    rows = [Text(" " * margin + axis(span, room), style="dim")]
+    used: set[str] = set()
+    for name, stay in zip(names, report.stays, strict=True):
+        row = Text(f"{name[: margin - 2]:<{margin}}")
+        for glyph, style in lane(stay, begin, span, room, used):
+            row.append(glyph, style=style)
+        rows.append(row)
+    legend = Text(" " * margin)
+    for what, word in WORDS.items():
+        if what in used:
+            legend.append({**GLYPHS, **MARKS}[what], style=COLORS[what])
+            legend.append(f" {word}  ", style="dim")
+    return [*rows, legend]
+
+
+def lane(stay: Stay, begin: float, span: float, room: int, used: set[str]) -> list[tuple[str, str]]:
+    """One placement as (character, style) pairs, one per column; `used` collects what the legend must explain."""
+    cells: list[tuple[str, str]] = [(" ", "")] * room
+
+    def column(at: float) -> int:
+        return min(room - 1, max(0, int((at - begin) / span * room)))
+
+    for segment in stay.segments:
+        for place in range(column(segment.start), max(column(segment.start), column(segment.end) - 1) + 1):
+            cells[place] = (GLYPHS[segment.what], COLORS[segment.what])
+        used.add(segment.what)
+    for mark in sorted(stay.marks, key=lambda m: -STRONG.index(m.what)):
+        place = column(mark.at)
+        # Where the program's end and its last snapshot fall together, both are worth seeing.
+        if (
+            place
+            and mark.what in STRONG[:5]
+            and cells[place][0] == MARKS["save"]
+            and cells[place - 1][0] == GLYPHS["run"]
+        ):
+            cells[place - 1] = cells[place]
+        cells[place] = (MARKS[mark.what], COLORS[mark.what])
+        used.add(mark.what)
+    return cells
+
+
+def axis(span: float, room: int) -> str:
+    """Labels of round times along `room` characters."""
+    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
+    step = next((s for s in steps if span / s <= max(2, room // 12)), steps[-1])
+    line = [" "] * (room + 12)
+    at = 0
+    while at <= span:
+        label = _tick(at)
+        place = int(at / span * room)
+        if place + len(label) <= room:
+            line[place : place + len(label)] = label
+        at += step
+    return "".join(line).rstrip()
+
+
+def _tick(seconds: int) -> str:
+    if seconds < 120 and seconds % 60:
+        return f"{seconds}s"
+    if seconds < 7200:
+        return f"{seconds // 60}m{seconds % 60:02d}" if seconds % 60 else f"{seconds // 60}m" if seconds else "0s"
+    return f"{seconds // 3600}h" if seconds < 172800 else f"{seconds // 86400}d"
+
+
+def _moves(moves: Sequence[Move]) -> RenderableType:
+    made = table(
+        "MOVE",
+        "WHY",
+        "REACHED",
+        "RESTORED",
+        "WENT ON AT",
+        "LOST",
+        "RUNNING AGAIN",
+        right=("REACHED", "RESTORED", "WENT ON AT", "LOST"),
+    )
+    words = {"notice": "notice", "preempted": "no notice", "lost": "lost", "moved": "moved"}
+    for move in moves:
+        restored = (
+            "nothing" if move.restored is None else "?" if move.restored_step is None else f"step {move.restored_step}"
+        )
+        made.add_row(
+            f"{move.source} → {move.target}",
+            words[move.why],
+            "?" if move.reached is None else f"step {move.reached}",
+            restored,
+            "?" if move.resumed is None else f"step {move.resumed}",
+            "?" if move.lost is None else f"{move.lost} step{'s' * (move.lost != 1)}",
+            _again(move),
+        )
+    return made
+
+
+def _again(move: Move) -> str:
+    if move.gap is None:
+        return "never"
+    setup = f", of which setup {move.setup:.1f} s" if move.setup >= 0.05 else ""
+    return f"after {move.gap:.1f} s{setup}"
+
+
+def _money(report: Report) -> Text:
+    from rich.text import Text
+
+    line = Text("spent ")
+    line.append(money(report.spent, simulated=report.simulated), style="bold")
+    if report.on_demand:
+        saved = report.on_demand - report.spent
+        line.append(f"; on demand {money(report.on_demand)} for the same time")
+        line.append(f", saved {money(saved)} ({100 * saved / report.on_demand:.0f}%)" if saved > 0 else "")
+    return line

@@ -1,0 +1,238 @@
+"""Rehearses a task on this computer: it loses its machine by force, must go on from its snapshots, and gets a verdict.
+
+::
+
+    from broker.rehearse import rehearse
+
+    result = rehearse("task.yaml", preemptions=2, notices=("aws", "vast"), seed=7)
+    result.verdict.text            # "survives preemption", or exactly why not
+
+Nothing is rented. Everything happens in a folder of its own below the state folder, with its own database, home and
+machines of the `local` provider, so nothing mixes with real jobs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from broker.config import Config
+from broker.rehearse.compare import Difference, compared
+from broker.rehearse.hand import NOTICES, Hand, TakeBack
+from broker.rehearse.verdict import Check, Verdict, judge, of_baseline, without_checkpoint
+from broker.task import Resources, Task
+
+if TYPE_CHECKING:
+    from broker.job import Job
+    from broker.report import Report
+
+__all__ = ["NOTICES", "Check", "Difference", "Hand", "Rehearsal", "Result", "TakeBack", "Verdict", "rehearse"]
+
+BASELINE, REHEARSED = "baseline", "rehearsal"
+GONE_LIMIT = 20.0
+
+Follow = Callable[[str, "Job", "Hand | None"], None]
+"""Called with the phase, its job and who takes it back; returns when the job has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a rehearsal found. report: of the job that was taken back; baseline: of the one that was not."""
+
+    verdict: Verdict
+    seed: int
+    folder: Path
+    report: Report | None = None
+    baseline: Report | None = None
+    taken: tuple[TakeBack, ...] = ()
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclass
+class Rehearsal:
+    """One rehearsal in its throw-away folder. `task` is the one given, `rehearsed` what really runs."""
+
+    task: Task
+    rehearsed: Task
+    config: Config
+    folder: Path
+    preemptions: int
+    notices: tuple[str, ...]
+    seed: int
+    notes: tuple[str, ...] = ()
+    kept: bool = field(default=False, init=False)
+
+    @classmethod
+    def of(
+        cls, task: Task, config: Config, *, preemptions: int = 2, notices: tuple[str, ...] = ("aws", "vast"),
+        seed: int | None = None,
+    ) -> Rehearsal:  # fmt: skip
+        """Prepare one; makes nothing yet. notices: whose way of taking back, in turn."""
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        folder = config.state / "rehearsals" / stamp
+        rehearsed, notes = _adapted(task)
+        # Disks stay until the rehearsal is over: what a failed one leaves behind is what its user wants to see.
+        own = {**config.provider("local"), "root": str(folder / "machines"), "keep_disks": True}
+        throwaway = dataclasses.replace(
+            config, state=folder, home="", home_config={}, database="", providers={"local": own}
+        )
+        chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+        return cls(task, rehearsed, throwaway, folder, preemptions, notices, chosen, notes)
+
+    @property
+    def compares(self) -> bool:
+        """Is there a run without interruption to compare with?"""
+        wish = self.task.rehearse
+        return wish is not None and (wish.deterministic or bool(wish.compare))
+
+    def perform(self, follow: Follow) -> Result:
+        """Run it. `follow` shows each job until it has ended; leaving it by an exception ends everything."""
+        from broker import engine, report
+
+        if self.rehearsed.checkpoint is None:
+            return Result(without_checkpoint(), self.seed, self.folder)
+        baseline: Job | None = None
+        with self._cleared(), engine.running(self.config) as live:
+            if self.compares:
+                baseline = self._submit(dataclasses.replace(self.rehearsed, name=f"{self.task.name}-baseline"))
+                live.drive(baseline.id)
+                follow(BASELINE, baseline, None)
+                if (problem := of_baseline(baseline.refresh().row)) is not None:
+                    return Result(problem, self.seed, self.folder, baseline=report.of(baseline))
+            job = self._submit(self.rehearsed)
+            hand = Hand(
+                job, self._root, count=self.preemptions, notices=self.notices, seed=self.seed, baseline=baseline
+            )
+            live.drive(job.id)
+            with hand:
+                follow(REHEARSED, job, hand)
+            job.refresh()
+            differences = compared(self.task.rehearse.compare, baseline, job) if baseline and self.task.rehearse else ()
+            story = report.of(job, reached=hand.reached)
+            verdict = judge(
+                job.row,
+                story,
+                hand.taken,
+                wanted=self.preemptions,
+                interval=hand.interval,
+                differences=differences,
+                compared=self.task.rehearse.compare if baseline and self.task.rehearse else (),
+            )
+            before = report.of(baseline) if baseline else None
+        return Result(verdict, self.seed, self.folder, story, before, tuple(hand.taken), differences)
+
+    @property
+    def _root(self) -> Path:
+        return self.folder / "machines"
+
+    def _submit(self, task: Task) -> Job:
+        from broker.job import submit
+        from broker.store import open_store
+
+        return submit(task, config=self.config, store=open_store(self.config.state))
+
+    @contextmanager
+    def _cleared(self) -> Iterator[None]:
+        """Whatever happens inside, no machine of the rehearsal is left running."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            yield
+        finally:
+            self.end_machines()
+
+    def end_machines(self) -> None:
+        """Terminate every machine that is left and wait until they are gone."""
+        from broker import registry
+
+        provider = registry.get("local", self.config)
+        deadline = time.monotonic() + GONE_LIMIT
+        while alive := [i for i in provider.instances() if i.alive]:
+            for instance in alive:
+                provider.terminate(instance)
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.1)
+
+    def remove(self) -> None:
+        """Remove the rehearsal's folder, and the folder of all rehearsals once it is empty."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.folder.parent.rmdir()
+        except OSError:
+            return
+
+
+def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
+    """The task as this computer can run it, and what had to be changed for that."""
+    notes: list[str] = []
+    first = task.resources[0]
+    if first.gpu:
+        notes.append(
+            f"this computer stands in for {first.gpu}:{first.gpu_count or 1}; "
+            "rehearse.envs in the task can make the run small enough for it"
+        )
+    if first.image:
+        notes.append(f"the image {first.image} is not used: local machines run bare")
+    if task.spot == "never" and task.checkpoint is not None:
+        notes.append("spot: never is set aside, or there would be nothing to take back")
+    wish = task.rehearse
+    envs = {**_pip_cache(task), **task.envs, **(wish.envs if wish else {})}
+    outputs = (*task.outputs, *(path for path in (wish.compare if wish else ()) if path not in task.outputs))
+    adapted = dataclasses.replace(
+        task,
+        resources=(Resources(disk=first.disk, infra=("local",)),),
+        spot="never" if task.checkpoint is None else "auto",
+        max_price=None,
+        home="",
+        envs=envs,
+        outputs=outputs,
+        warnings=(),
+    )
+    return adapted, tuple(notes)
+
+
+def _pip_cache(task: Task) -> dict[str, str]:
+    """Each machine has an empty HOME: without a shared cache every setup would download the same packages again."""
+    import platformdirs
+
+    if "PIP_CACHE_DIR" in task.envs:
+        return {}
+    folder = os.environ.get("PIP_CACHE_DIR") or platformdirs.user_cache_dir("pip")
+    return {"PIP_CACHE_DIR": folder}
+
+
+def rehearse(
+    task: Task | Path | str,
+    *,
+    preemptions: int = 2,
+    notices: tuple[str, ...] = ("aws", "vast"),
+    seed: int | None = None,
+    config: Config | None = None,
+    follow: Follow | None = None,
+    keep: bool = False,
+) -> Result:
+    """Rehearse a task and return what was found, whatever that is; its folder is removed if it survives.
+
+    Raises TaskError and ConfigError before anything runs.
+    """
+    from broker.config import load
+    from broker.task import load as load_task
+
+    rehearsal = Rehearsal.of(load_task(task), config or load(), preemptions=preemptions, notices=notices, seed=seed)
+    result = rehearsal.perform(follow or (lambda _phase, job, _hand: void(job)))
+    if result.verdict.code == 0 and not keep:
+        rehearsal.remove()
+    return result
+
+
+def void(job: Job) -> None:
+    """Follow a job without a word."""
+    job.wait()
