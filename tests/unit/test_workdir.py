@@ -59,6 +59,7 @@ def test_the_same_files_give_the_same_archive(work: Path, tmp_path: Path) -> Non
     os.utime(other / "a", (1, 1))
     second = packed(other)
     assert first.path.read_bytes() == second.path.read_bytes()
+    assert first.path.read_bytes()[4:8] == bytes(4)  # no time in the header either
     assert first.sha256 == second.sha256 == hashlib.sha256(first.path.read_bytes()).hexdigest()
     assert (first.size, first.files) == (first.path.stat().st_size, 3)
     (other / "a").chmod(0o755)
