@@ -24,9 +24,16 @@ from broker.world import World
 
 STALE_REQUEST = 600.0
 AMBIGUOUS_TRIES = 3
+ASKED_AGAIN = 4
 WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
 MARKETS = {"auto": (Market.SPOT, Market.ON_DEMAND), "only": (Market.SPOT,), "never": (Market.ON_DEMAND,)}
-LOSSES = {"notice": "a notice", "moved": "a notice", "boot": "a failed boot", "silence": "silence", "lost": "a lost machine"}
+LOSSES = {
+    "notice": "a notice",
+    "moved": "a notice",
+    "boot": "a failed boot",
+    "silence": "silence",
+    "lost": "a lost machine",
+}
 OUT_WORDS = {
     "notice": ("notice", "its provider takes the machine back"),
     "preempted": ("preempted", "taken back by its provider"),
@@ -58,7 +65,7 @@ def pick(state: JobState, world: World) -> JobState:
     book = world.market.offers(wish.queries)
     decision = choose(book.offers, wish=wish, memory=memory, now=world.clock(), failures=book.failures)
     if decision.offer is None:
-        return _nothing(state, decision, world)
+        return _nothing(state, decision, bool(book.failures), world)
     generation, offer = state.generation + 1, decision.offer
     resources = task.resources[decision.alternative]
     request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world)
@@ -91,14 +98,18 @@ def _mourn(state: JobState, world: World) -> JobState:
     return replace(state, memory=memory.to_json(), lost=None)
 
 
-def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
-    """Nothing fits now: the end for a job that never had a machine, else wait and ask again."""
+def _nothing(state: JobState, decision: Decision, failures: bool, world: World) -> JobState:
+    """Nothing fits now: the end for a job that never had a machine, else wait and ask again.
+
+    A provider that did not answer may have had something, so the end waits for a few more answers.
+    """
     text = "; ".join(decision.reasons) or "nothing to be had"
-    if not state.launched and not state.retiring:
+    if not state.launched and not state.retiring and (not failures or state.waits >= ASKED_AGAIN):
         fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
         return state.to("account", outcome=Outcome("unavailable", 75, text, fix))
     now = world.clock()
-    wait = min(WAIT_FIRST * 2.0 ** min(state.waits, 10), WAIT_LONGEST)
+    first = WAIT_FIRST if state.launched else 1.0
+    wait = min(first * 2.0 ** min(state.waits, 10), WAIT_LONGEST)
     at = now + wait if decision.next_try is None else min(now + wait, max(now + 1.0, decision.next_try))
     world.store.event(
         state.job, "nothing", f"waiting {at - now:.0f} s for an offer: {text}", generation=state.generation

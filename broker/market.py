@@ -62,7 +62,7 @@ class Marketplace:
         self._opener = opener
         self._on_offers = on_offers
         self._lock = threading.Lock()
-        self._running: dict[str, threading.Thread] = {}
+        self._running: dict[str, list[tuple[threading.Thread, float]]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,11 +79,11 @@ class Marketplace:
         Of several answers with one key the first counts, in the order of the queries. Never raises for a provider's
         sake. A provider still busy with an earlier, late question is not asked again meanwhile.
         """
+        deadline = time.monotonic() + timeout
         names = [name for name in self.names if any(may_name(query.infra, name) for query in queries)]
         answers = {name: _Answer() for name in names}
         finished: SimpleQueue[str] = SimpleQueue()
-        waiting = {name for name in names if self._start(name, queries, answers[name], finished)}
-        deadline = time.monotonic() + timeout
+        waiting = {name for name in names if self._start(name, queries, answers[name], finished, deadline)}
         while waiting:
             try:
                 waiting.discard(finished.get(timeout=max(0.0, deadline - time.monotonic())))
@@ -100,20 +100,28 @@ class Marketplace:
                     failures[name] = f"no answer within {timeout:g} s"
         return OfferBook(tuple(offers.values()), failures, time.time())
 
-    def _start(self, name: str, queries: Sequence[OfferQuery], answer: _Answer, finished: SimpleQueue[str]) -> bool:
-        """Ask one provider in a thread of its own; False where it is still busy.
+    def _start(
+        self,
+        name: str,
+        queries: Sequence[OfferQuery],
+        answer: _Answer,
+        finished: SimpleQueue[str],
+        deadline: float,
+    ) -> bool:
+        """Ask one provider in a thread of its own; False where an earlier question is late.
 
-        A daemon thread: a provider that never answers must not keep the process from ending.
+        Several jobs may ask at once. A daemon thread: a provider that never answers must not keep the process from
+        ending.
         """
         with self._lock:
-            busy = self._running.get(name)
-            if busy is not None and busy.is_alive():
+            running = [(thread, due) for thread, due in self._running.get(name, ()) if thread.is_alive()]
+            if any(due <= time.monotonic() for _, due in running):
                 answer.failures[name] = "still has not answered the last question"
                 return False
             thread = threading.Thread(
                 target=self._ask, args=(name, queries, answer, finished), name=f"offers-{name}", daemon=True
             )
-            self._running[name] = thread
+            self._running[name] = [*running, (thread, deadline)]
         thread.start()
         return True
 

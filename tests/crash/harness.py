@@ -47,7 +47,7 @@ class Site:
     folder: Path
     database: str = ""
     home: str = ""
-    settings: str = ""
+    settings: str = "[limits]\nscan = 0.1\nquiet = 0.5"
     jobs: list[Job] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from broker.config import Config
 from broker.errors import AuthFailed
-from broker.market import Marketplace
+from broker.market import Marketplace, OfferBook
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Instance, LaunchRequest, Notice, PartialOffers, Provider, Traits
 
@@ -119,6 +119,24 @@ def test_the_late_one_is_named_and_not_asked_again_while_busy(tmp_path: Path, ga
     while here.offers([OfferQuery()], timeout=5).failures and time.monotonic() < deadline:
         pass
     assert keyed(here.offers([OfferQuery()]).offers) == keyed([offer("late"), offer("quick")])
+
+
+def test_several_may_ask_at_once(tmp_path: Path) -> None:
+    """Jobs pick side by side; a provider that is busy with one question and not late with it answers the other too."""
+    both = threading.Barrier(2, timeout=20)
+
+    def together(query: OfferQuery) -> Sequence[Offer]:
+        both.wait()
+        return [offer("a")]
+
+    here = market(tmp_path, [Stall("a", together)])
+    books: list[OfferBook] = []
+    threads = [threading.Thread(target=lambda: books.append(here.offers([OfferQuery()]))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [book.failures for book in books] == [{}, {}]
 
 
 def test_what_a_late_provider_had_already_said_counts(tmp_path: Path, gate: threading.Event) -> None:
