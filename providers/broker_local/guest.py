@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 METADATA = "SPOTBROKER_METADATA"
+END_COMMAND = 'echo "$why" >"$SPOTBROKER_METADATA/end"'  # how a shell ends the machine; `why` is the reason
 SIGTERM_SECONDS = 5.0  # RunPod's time from SIGTERM to KILL, the one way of warning here that comes by signal
 
 
@@ -35,7 +36,7 @@ def notice() -> dict[str, Any] | None:
 def end_machine(why: str) -> None:
     """End this machine, its disk left to the broker. Returns on acceptance; safe to repeat. Raises OSError.
 
-    A shell does the same by `echo why > "$SPOTBROKER_METADATA/end"`.
+    A shell does the same by END_COMMAND.
     """
     folder = _metadata()
     (folder / "end").write_text(why, encoding="utf-8")

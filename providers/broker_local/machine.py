@@ -119,12 +119,11 @@ class Machine:
         return True
 
     def drop_disk(self) -> None:
-        """Remove the disk of an ended machine, unless its record says to keep it."""
+        """Remove the disk of an ended machine, unless its record says to keep it, and its TMPDIR in any case."""
         record = self.record()
-        if record.get("keep_disk"):
-            return
-        shutil.rmtree(self.disk, ignore_errors=True)
         shutil.rmtree(record["tmp"], ignore_errors=True)
+        if not record.get("keep_disk"):
+            shutil.rmtree(self.disk, ignore_errors=True)
 
 
 def create(root: Path, machine_id: str, record: Mapping[str, Any], env: Mapping[str, str], user_data: str) -> bool:

@@ -7,6 +7,7 @@ A process is told from a later one with the same number by the moment it started
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -128,6 +129,7 @@ def has_children() -> bool:
     return True
 
 
+@functools.cache
 def _boot() -> str:
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]

@@ -33,7 +33,7 @@ class LocalProvider:
     """Machines on this computer. Nothing is remembered in memory: the folder is the provider."""
 
     name = zones.NAME
-    traits = Traits(token=True, list_lag=1.0, poll=1.0, boot_limit=120.0, notice=120.0, simulated=True)
+    traits = Traits(token=True, list_lag=0.2, poll=1.0, boot_limit=120.0, notice=120.0, simulated=True)
 
     def __init__(self, settings: Mapping[str, Any], state: Path) -> None:
         """settings: `[providers.local]`; state: the installation's folder. Raises ConfigError that names the key."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from broker_local import processes
 from broker_local.machine import FAILED, PREEMPTED, SELF, Machine
 
-POLL = 0.2  # seconds between two looks at the folder; a signal makes it look at once
+POLL = 0.5  # seconds between two looks at the folder; a signal makes it look at once
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
@@ -41,7 +41,7 @@ class Supervisor:
             self._boot(env)
         while cause is None:
             with contextlib.suppress(InterruptedError):
-                select.select([wake], [], [], POLL)
+                select.select([wake], [], [], self._until_due())
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
             self._reap()
@@ -69,6 +69,11 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _until_due(self) -> float:
+        """Seconds to sleep: to the next look, or to the moment at which the machine is taken back."""
+        reclaim = self.machine.read("reclaim.json")
+        return min(POLL, max(0.0, reclaim["ends_at"] - time.time())) if reclaim else POLL
 
     def _reap(self) -> None:
         for pid, code in processes.reap():

@@ -19,7 +19,7 @@ from broker.offer import Market, OfferQuery
 from broker.provider import Cause, Instance, LaunchRequest, State
 from broker.testing import wait_for
 from broker.testing.conformance import request_for
-from broker_local import LocalProvider, cloud, machine, processes
+from broker_local import LocalProvider, cloud, guest, machine, processes
 
 Local = Callable[..., LocalProvider]
 
@@ -307,10 +307,10 @@ def test_runpod_gives_a_signal_and_five_seconds(local: Local) -> None:
 def test_notice_can_be_read_inside(local: Local, style: str, seconds: float) -> None:
     """The times are the providers': AWS two minutes, GCP and Azure half a minute at least."""
     provider = local()
-    guest = f"{sys.executable} -c 'import json; from broker_local import guest; print(json.dumps(guest.notice()))'"
+    look = f"{sys.executable} -c 'import json; from broker_local import guest; print(json.dumps(guest.notice()))'"
     path = Path(machine.__file__).parents[1]
-    script = f"export PYTHONPATH={path}\n{guest} > before\ntouch ready\nwhile [ ! -e go ]; do sleep 0.05; done\n"
-    instance = ready(provider, script + f"{guest} > after.new && mv after.new after\nsleep 600\n")
+    script = f"export PYTHONPATH={path}\n{look} > before\ntouch ready\nwhile [ ! -e go ]; do sleep 0.05; done\n"
+    instance = ready(provider, script + f"{look} > after.new && mv after.new after\nsleep 600\n")
     notice = cloud.take_back(provider.root, instance.id, style)
     assert cloud.take_back(provider.root, instance.id, style) == notice, "the first word stands"
     disk = folder(provider, instance).disk
@@ -339,13 +339,11 @@ def test_guest_ends_its_own_machine(local: Local) -> None:
 
 def test_a_shell_ends_its_own_machine(local: Local) -> None:
     provider = local()
-    instance = ready(provider, 'touch ready; echo late > "$SPOTBROKER_METADATA/end"; sleep 600\n')
+    instance = ready(provider, f"touch ready; why=late; {guest.END_COMMAND}; sleep 600\n")
     assert ended(provider, instance).cause is Cause.SELF
 
 
 def test_guest_does_not_take_unknown_for_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from broker_local import guest
-
     monkeypatch.delenv("SPOTBROKER_METADATA", raising=False)
     with pytest.raises(OSError, match="SPOTBROKER_METADATA"):
         guest.notice()
