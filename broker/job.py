@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,6 +224,7 @@ def plan(
     from broker import registry
     from broker.lifecycle import wish_of
     from broker.market import Marketplace
+    from broker.placement import left_out
     from broker.policy.choose import Memory, choose
     from broker.workdir import size
 
@@ -233,21 +232,15 @@ def plan(
     task = _settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra})
     wish = wish_of(task)
     book = Marketplace(config).offers(wish.queries)
-    decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), moves_left=task.max_moves)
+    decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), failures=book.failures)
     return Plan(
         task=task,
         decision=decision,
         failures=book.failures,
         home=home_of(task, config),
-        size=size(task.workdir) if task.workdir else None,
+        size=size(task.workdir, left_out(task, config)) if task.workdir else None,
         providers=tuple(registry.names()),
     )
-
-
-def plain(name: str) -> str:
-    """A name as it may stand in tags, policies and object keys everywhere: ASCII letters, digits, `.`, `_` and `-`."""
-    ascii_only = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", ascii_only).strip("-.")[:40] or "job"
 
 
 def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
@@ -256,7 +249,8 @@ def submit(task: Task, *, config: Config, store: Store, decision: Decision | Non
     from broker.store import JobRow
     from broker.vault import seal
 
-    job_id = f"{plain(task.name)}-{uuid.uuid4().hex[:6]}"
+    task = task.with_hidden_sealed()
+    job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
     prepared = prepare(job_id, task, home, config)
     row = JobRow(

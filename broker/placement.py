@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from broker.access import mint, own
@@ -45,7 +46,7 @@ def prepare(job: str, task: Task, home_url: str, config: Config) -> dict[str, An
         "workdir": None,
     }
     if task.workdir is not None:
-        packed = pack(task.workdir)
+        packed = pack(task.workdir, left_out(task, config))
         try:
             home.put_file(keys.artefact(packed.sha256), packed.path)
         finally:
@@ -56,6 +57,12 @@ def prepare(job: str, task: Task, home_url: str, config: Config) -> dict[str, An
             "size": packed.size,
         }
     return prepared
+
+
+def left_out(task: Task, config: Config) -> tuple[str | Path, ...]:
+    """What never travels with the workdir: checkpoints of an earlier run on this computer, and our own state."""
+    checkpoints = (task.checkpoint.path,) if task.checkpoint else ()
+    return (*checkpoints, config.state)
 
 
 def token_of(installation: str, job: str, generation: int, offer: Offer, bid: float | None) -> str:

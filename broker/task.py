@@ -285,6 +285,14 @@ class Task:
         values = [*self.secrets.values(), *(value for name, value in envs.items() if _HIDDEN.search(name))]
         return tuple(sorted({value for value in values if value}))
 
+    def with_hidden_sealed(self) -> Task:
+        """The same task with the envs that people never see among its secrets, so that they are kept as secrets are."""
+        moved = {name: value for name, value in self.envs.items() if _HIDDEN.search(name)}
+        if not moved:
+            return self
+        envs = {name: value for name, value in self.envs.items() if name not in moved}
+        return replace(self, envs=envs, secrets={**moved, **self.secrets})
+
     def with_values(self, envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None) -> Task:
         """The same task with some envs and secrets set over its own."""
         if not envs and not secrets:
