@@ -181,18 +181,13 @@ def _is_folder(url: str) -> bool:
 
 def _place(url: str) -> tuple[str, str]:
     """Bucket and prefix of an S3 home. A policy would read `*`, `?` and `${` in a prefix as patterns."""
-    parts = urlsplit(url)
-    prefix = parts.path.strip("/")
-    if (
-        parts.query
-        or parts.fragment
-        or not parts.netloc
-        or not all(PLAIN.fullmatch(part) for part in (parts.netloc, *prefix.split("/")) if part)
-    ):
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    prefix = prefix.strip("/")
+    if not bucket or not all(PLAIN.fullmatch(part) for part in (bucket, *prefix.split("/")) if part):
         raise ConfigError(
             f"the home {url!r} cannot be scoped", fix="use letters, digits, dot, dash and underscore in its prefix"
         )
-    return parts.netloc, prefix
+    return bucket, prefix
 
 
 def _partition(settings: Mapping[str, str]) -> str:

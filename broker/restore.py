@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from broker.blobs import MIB, Changed, Pace, Uploads, fetch, free_space, hash_file, room, settle
-from broker.complete import Stat, step_of
+from broker.complete import Stat
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys, lineage
 from broker.manifest import File, Manifest, checked
@@ -81,20 +81,14 @@ def _fill(home: Home, keys: JobKeys, manifest: Manifest, fresh: Path, pace: Pace
     for path, target in manifest.links.items():
         (fresh / path).symlink_to(target)
     # Whole seconds, oldest entry first: order by time is order by step, and the Snapshotter knows restored files by it.
-    names = list(manifest.entries)
-    first = int(time.time()) - len(names)
-    when = {name: first + rank for rank, name in enumerate(sorted(names, key=lambda name: _rank(name, names)))}
+    first = int(time.time()) - len(manifest.entries)
+    when = {name: first + rank for rank, name in enumerate(manifest.entries)}
     for path in manifest.files:
         os.utime(fresh / path, (when[path.partition("/")[0]],) * 2)
     for path, mode in sorted(manifest.folders.items(), reverse=True):
         os.utime(fresh / path, (when[path.partition("/")[0]],) * 2)
         (fresh / path).chmod(mode)
     return fetched
-
-
-def _rank(name: str, names: list[str]) -> tuple[int, int]:
-    step = step_of(name)
-    return (-1 if step is None else step, names.index(name))
 
 
 def _put_in_place(fresh: Path, folder: Path, aside_name: str, *, inside: bool) -> Path | None:

@@ -125,6 +125,19 @@ def test_it_carries_none_of_the_accounts_keys(bucket: Bucket, seaweedfs: Seaweed
     assert bucket.access.config["access_key_id"] not in repr(bucket.access)
 
 
+def test_keys_by_obstores_longer_names_are_left_out_too(seaweedfs: SeaweedFS) -> None:
+    ours = ("mint", "role_arn", "sts_endpoint")
+    settings = {
+        name if name in ours else f"aws_{name}": value for name, value in seaweedfs.mints("assume-role").items()
+    }
+    url = seaweedfs.new_home()
+    access = mint(config(**settings), url, "A", 1, time.time() + 900)
+    assert "minter" not in json.dumps(access.to_json())
+    Home(access).put("jobs/A/x", b"1")
+    with pytest.raises(HomeAccessDenied):
+        Home(access).put("jobs/B/x", b"1")
+
+
 def test_it_says_when_it_ends(bucket: Bucket) -> None:
     assert bucket.access.expires_at is not None
     assert abs(bucket.access.expires_at - bucket.until) < 30
@@ -185,7 +198,7 @@ def test_a_prefix_that_a_policy_would_read_as_a_pattern_is_refused(url: str) -> 
 
 @pytest.mark.parametrize("job", ["a*", "a/b", "", "a?", "${x}"])
 def test_a_job_id_that_a_policy_would_read_as_a_pattern_is_refused(job: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="cannot stand in a policy"):
         mint(config(mint="federation"), "s3://bkt/home", job, 1, time.time() + 60)
 
 

@@ -132,9 +132,9 @@ def test_order_by_time_is_order_by_step_after_a_restore(home: Home, folder: Path
     manifest = Snapshotter(home, KEYS, 1, folder, quiet=0).publish()
     assert manifest is not None
     restore(home, KEYS, manifest, tmp_path / "r")
-    for find in (lambda path: path, lambda path: path / "w.npz"):
-        order = sorted((tmp_path / "r").iterdir(), key=lambda path, find=find: find(path).stat().st_mtime)
-        assert [path.name for path in order] == [
+    for member in ("", "w.npz"):
+        times = {path.name: (path / member).stat().st_mtime for path in (tmp_path / "r").iterdir()}
+        assert sorted(times, key=lambda name: times[name]) == [
             "best",
             "checkpoint-200",
             "checkpoint-900",
@@ -300,6 +300,18 @@ def test_what_was_restored_is_neither_read_nor_sent_again(home: Home, folder: Pa
     assert published is not None
     assert (published.generation, published.seq) == (2, 1)
     assert published.files["step-2.npz"] != first.files["step-2.npz"]
+
+
+def test_what_changed_since_the_restore_is_read_again(home: Home, folder: Path, tmp_path: Path) -> None:
+    save(folder / "step-1.npz", 1)
+    first = Snapshotter(home, KEYS, 1, folder).publish()
+    assert first is not None
+    there = tmp_path / "there"
+    restore(home, KEYS, first, there)
+    save(there / "step-1.npz", 2)  # of the same size
+    second = Snapshotter(home, KEYS, 2, there, verified=first).publish()
+    assert second is not None
+    assert second.hashes != first.hashes
 
 
 def test_numbers_go_on_after_a_restart_of_the_same_generation(home: Home, folder: Path) -> None:
