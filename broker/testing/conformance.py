@@ -238,7 +238,7 @@ class Instances(Rents):
     """`instances`."""
 
     def test_launched_machine_is_listed(self, provider: Provider, hand: Hand, offer: Offer) -> None:
-        """I1: Within `traits.list_lag` seconds a machine is listed as launch returned it, and within boot it runs."""
+        """I1: Within traits.list_lag seconds it is listed as launch returned it, within traits.boot_limit it runs."""
         request = request_for(offer)
         launched = provider.launch(request)
         (listed,) = self.of_job(provider, hand, request.job)

@@ -38,6 +38,7 @@ from broker_local import processes
 
 MARK = processes.MARK
 START = "import sys; sys.path.append(sys.argv[1]); from broker_local.supervisor import main; main(sys.argv[2])"
+DRAFTS = 600.0  # seconds after which a draft is surely nobody's
 BROKER, SELF, PREEMPTED, USER, FAILED = "broker", "self", "preempted", "user", "failed"
 
 
@@ -149,6 +150,14 @@ def create(root: Path, machine_id: str, record: Mapping[str, Any], env: Mapping[
             raise
         return False
     return True
+
+
+def sweep_drafts(root: Path, now: float) -> None:
+    """Remove what launches left that were killed before their machine had its name."""
+    for draft in (root / "machines").glob(".*"):
+        with contextlib.suppress(FileNotFoundError):
+            if draft.stat().st_mtime < now - DRAFTS:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def start(machine: Machine, log: str = "supervisor.log") -> None:

@@ -92,7 +92,7 @@ def send(process: Process, number: int) -> bool:
         os.close(handle)
 
 
-def kill_all(machine: str, *, below: int | None = None, patience: float = 30.0) -> list[Process]:
+def kill_all(machine: str, *, below: int | None = None, patience: float = 5.0) -> list[Process]:
     """KILL every process of a machine until none is left; return what still stands after `patience` seconds."""
     deadline = time.monotonic() + patience
     while left := of_machine(machine, below=below):

@@ -17,7 +17,7 @@ from broker.errors import InvalidRequest
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Cause, Instance, LaunchRequest, Notice, State, Traits
 from broker_local import cloud, processes, zones
-from broker_local.machine import MARK, Machine, create, find, start
+from broker_local.machine import MARK, Machine, create, find, start, sweep_drafts
 
 USER_DATA_BYTES = 16384  # EC2's limit: what passes here should pass there
 START_AFTER = 1.0  # seconds without a supervisor after which whoever lists machines starts it
@@ -85,6 +85,7 @@ class LocalProvider:
         self.faults.call("instances")
         now = time.time()
         found = []
+        sweep_drafts(self.root, now)
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root / "machines") as entries:
             for name in sorted(entry.name for entry in entries if not entry.name.startswith(".")):
                 machine = Machine(self.root / "machines" / name)

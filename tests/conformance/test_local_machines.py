@@ -369,6 +369,17 @@ def test_old_machines_are_put_away_and_remembered(local: Local) -> None:
     assert not provider.instances()
 
 
+def test_half_made_machines_are_swept(local: Local) -> None:
+    provider = local()
+    provider.launch(request(provider))
+    drafts = [provider.root / "machines" / name for name in (".fresh", ".stale")]
+    for draft in drafts:
+        (draft / "disk").mkdir(parents=True)
+    os.utime(drafts[1], (time.time() - 3600, time.time() - 3600))
+    assert len(provider.instances()) == 1
+    assert [draft.exists() for draft in drafts] == [True, False]
+
+
 def test_what_cannot_be_launched(local: Local) -> None:
     provider = local()
     good = request(provider)
