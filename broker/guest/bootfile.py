@@ -49,7 +49,6 @@ class Boot:
     grace: float = 60.0
     patience: float = 600.0
     python: str = "python3"
-    expected_gpu: Mapping[str, Any] | None = None
     access_url: str = field(default="", repr=False)
 
     def to_json(self) -> dict[str, Any]:

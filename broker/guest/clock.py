@@ -27,6 +27,10 @@ class Clock:
         """Seconds since the epoch: the store's time, or this machine's while that is unknown."""
         return time.time() if self.offset is None else time.monotonic() + self.offset
 
+    def latest(self) -> float:
+        """The later of both clocks: a notice's end must not be missed because one of them is slow."""
+        return max(time.time(), self.now())
+
     def extend(self, end_by: float, why: str) -> bool:
         """Take the broker's newer word; was it a change?"""
         changed = (end_by, why) != (self.end_by, self.end_why)

@@ -66,12 +66,11 @@ class Watchman:
         left = max(0.0, self.limit(cause) - now)
         last = now + left - min(MARGIN, 0.1 * left)
         save, upload = self.status.measured("save"), self.status.measured("upload")
-        if cause.kind == "order":
-            return Stop(cause, ask=True, kill_at=min(now + self.boot.grace, last))
         if cause.kind == "notice" and (save or 0.0) + (upload or 0.0) > last - now:
             return Stop(cause, ask=False, kill_at=last)
         reserve = min(upload, 0.5 * left) if upload is not None else 0.25 * left
-        return Stop(cause, ask=True, kill_at=max(now, last - reserve))
+        kill_at = max(now, last - reserve)
+        return Stop(cause, ask=True, kill_at=min(kill_at, now + self.boot.grace) if cause.kind == "order" else kill_at)
 
     def hurry(self, stop: Stop, cause: Cause) -> None:
         """Another cause came up while stopping: it can only shorten the time."""

@@ -29,8 +29,8 @@ class Word:
 class Notices(threading.Thread):
     """`word` is the first notice, or None. A provider that cannot be asked means unknown, never none.
 
-    ask: the provider's `notice()`. usual: seconds between notice and end where the notice does not say. seen: called
-    once, from any thread.
+    ask: the provider's `notice()`. usual: seconds between notice and end where the notice does not say. now: seconds
+    since the epoch. seen: called from any thread.
     """
 
     def __init__(
@@ -38,11 +38,12 @@ class Notices(threading.Thread):
         ask: Callable[[], Mapping[str, Any] | None],
         *,
         usual: float | None,
+        now: Callable[[], float] = time.time,
         seen: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(name="notices", daemon=True)
-        self._ask, self._usual, self._seen, self._warn = ask, usual or USUAL, seen, warn
+        self._ask, self._usual, self._now, self._seen, self._warn = ask, usual or USUAL, now, seen, warn
         self._lock = threading.Lock()
         self._unknown_since: float | None = None
         self.word: Word | None = None
@@ -62,9 +63,11 @@ class Notices(threading.Thread):
                 return self.word
             self._unknown_since = None
             if answer is not None:
-                now = time.time()
+                now = self._now()
                 at, ends_at = float(answer.get("at") or now), answer.get("ends_at")
-                left = self._usual if ends_at is None else max(0.0, float(ends_at) - now)
+                left = self._usual if ends_at is None else float(ends_at) - now
+                if left <= 0:  # seen within a second of being given, so a clock is wrong
+                    left = self._usual
                 self._take(Word(at, ends_at, str(answer.get("kind", "terminate")), time.monotonic() + left))
         return self.word
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from broker.complete import Scan
-from broker.errors import HomeAccessExpired, HomeError
+from broker.errors import HomeAccessExpired
 from broker.guest.status import Status
 from broker.guest.steps import Steps
 from broker.snapshot import Manifest, Snapshotter
@@ -51,7 +51,7 @@ class Publisher(threading.Thread):
             if time.monotonic() >= self._next and scan.complete:
                 self.uploading = True
                 self._take(self.snapshotter.publish(scan, step_at=self.steps.at))
-        except (HomeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
             self.status.warn(f"a snapshot could not be published: {error}")
             if isinstance(error, HomeAccessExpired):
                 self._expired()

@@ -40,6 +40,7 @@ class Uplink(threading.Thread):
         self._log_seq: int | None = None
         self._time_at = self._renew_at = 0.0
         self._began = time.time()
+        self._hopeless = False
         status.changed = self.ask
         status.set(access_expires=home.access.expires_at)
 
@@ -96,11 +97,15 @@ class Uplink(threading.Thread):
             self._wake.clear()
 
     def guarded(self, what: str, call: Callable[[], T], *, until: float) -> T | None:
-        """Call until it works or `until` (monotonic) has passed: None then. For the thread that ends the job."""
-        pause = 0.2
+        """Call until it works; None once `until` (monotonic) has passed or the generation has fallen.
+
+        What time does not heal, such as a missing right, is tried three times only.
+        """
+        pause, hopeless = 0.2, 0
         while True:
             result = None if self.stale else self._guarded(what, call)
-            if result is not None or self.stale or time.monotonic() >= until:
+            hopeless = hopeless + 1 if self._hopeless else 0
+            if result is not None or self.stale or hopeless == 3 or time.monotonic() >= until:
                 return result
             time.sleep(min(pause, max(0.0, until - time.monotonic())))
             pause = min(5.0, 2 * pause)
@@ -112,6 +117,7 @@ class Uplink(threading.Thread):
         return LOG_FIRST if time.monotonic() - self.clock.started < LIVELY else LOG_LATER
 
     def _guarded(self, what: str, call: Callable[[], T]) -> T | None:
+        self._hopeless = False
         try:
             reachable(self.home.url)
             self._renew_in_time()
@@ -119,8 +125,11 @@ class Uplink(threading.Thread):
         except HomeAccessExpired as error:
             self.status.warn(f"{what} did not reach the home: {error}")
             self.renew()
-        except (HomeError, OSError, ValueError) as error:
+        except HomeUnavailable as error:
             self.status.warn(f"{what} did not reach the home: {error}")
+        except Exception as error:  # noqa: BLE001 - a thread that dies here would be a machine gone silent
+            self._hopeless = True
+            self.status.warn(f"{what} did not reach the home: {error or type(error).__name__}")
         return None
 
     def _beat(self) -> bool:

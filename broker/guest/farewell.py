@@ -1,0 +1,85 @@
+"""A generation's last words: the last snapshot, `closed`, `result`, the last beat; tried as long as they matter."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.guest.clock import Clock
+from broker.guest.ending import Cause, Verdict
+from broker.guest.program import Exit
+from broker.guest.publisher import Publisher
+from broker.guest.status import Status
+from broker.guest.uplink import Uplink
+
+AFTER_NOTICE = 60.0  # seconds past a notice's end, should the machine still be there; its successor then starts anyway
+LAST_BEAT = 10.0
+FINISHED = 6  # times the usual patience: for work that is done and would be lost
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Everything that is known of how this generation ends. ended: None where no program ran."""
+
+    verdict: Verdict
+    ended: Exit | None = None
+    cause: Cause | None = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+    last_step: int | None = None
+    restarts: int = 0
+
+    @property
+    def torn(self) -> bool:
+        """May a file of unknown format be cut? So where force ended the program, or it failed by itself."""
+        if self.ended is None or self.ended.forced:
+            return True
+        return self.ended.code != 0 and not self.ended.after_term
+
+    def until(self, clock: Clock, patience: float) -> float:
+        """The monotonic moment until which a silent store is tried."""
+        now = time.monotonic()
+        if self.cause is not None and self.cause.kind == "notice":
+            return max(self.cause.ends or now, now) + AFTER_NOTICE
+        times = FINISHED if self.verdict.outcome in ("succeeded", "failed") else 1
+        return max(now, min(clock.deadline, now + times * patience))
+
+
+def publish_last(publisher: Publisher, uplink: Uplink, status: Status, *, torn: bool, until: float) -> None:
+    """Finish the running upload, then publish what the ended program has left."""
+    if publisher.stop(until):
+        uplink.guarded("the last snapshot", lambda: publisher.final(killed=torn), until=until)
+    else:
+        status.warn("the last upload did not end in time")
+
+
+def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until: float) -> str:
+    """Write `closed` and `result`, once, and the last beat; returns the result's words. Nothing follows them.
+
+    A generation that falls meanwhile writes no more.
+    """
+    generation, keys, home = uplink.boot.generation, uplink.keys, uplink.home
+    seq, verdict, ended = status.get("seq"), ending.verdict, ending.ended
+    closed = {"seq": seq, "why": ending.cause.why if ending.cause else verdict.outcome, "at": clock.now()}
+    result = {
+        "outcome": verdict.outcome,
+        "exit": ended.code if ended else None,
+        "signal": ended.signal if ended else None,
+        "reason": status.shown(verdict.reason),
+        "at": clock.now(),
+        "seq": seq,
+        "outputs": ending.outputs,
+        "restarts": ending.restarts,
+        "last_step": ending.last_step,
+    }
+    until = max(until, time.monotonic() + LAST_BEAT)
+    words = ((keys.closed(generation), closed, "closed"), (keys.result(generation), result, "result"))
+    for key, content, name in words:
+        raw = json.dumps(content).encode()
+        uplink.guarded(name, lambda key=key, raw=raw: (home.create(key, raw),), until=until)  # type: ignore[misc]
+        status.set(**{name: content})
+    status.set(state="ended")
+    if not uplink.stale:
+        uplink.flush(max(LAST_BEAT, min(until - time.monotonic(), 60.0)))
+    return f"{verdict.outcome}: {result['reason']}"

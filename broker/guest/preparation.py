@@ -1,0 +1,132 @@
+"""`Preparation`: everything between boot and the program: fetch, set up, wait for the predecessor, restore."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.guest import environment
+from broker.guest.context import TICK, Context, Refused
+from broker.guest.disk import install_library
+from broker.guest.ending import Cause
+from broker.guest.fetch import fetch_spec, fetch_workdir
+from broker.guest.hardware import difference
+from broker.guest.predecessor import succeeded_before, wait_for_predecessor
+from broker.guest.program import Program
+from broker.guest.spec import Spec
+from broker.manifest import Manifest
+from broker.restore import restore_newest, write_parent
+
+BOOT_OBJECT = 10.0  # seconds for which the deletion of the boot object is tried; the broker deletes it too
+
+
+class Preparation:
+    """`restored` is the snapshot that lies in the checkpoint folder, None where the job starts from nothing."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.restored: Manifest | None = None
+        self.avoid: set[tuple[int, int]] = set()
+        self.spec: Spec
+        self.checkpoint: Path
+
+    def run(self) -> Mapping[str, Any] | None:
+        """Prepare all; an earlier generation's result where that had succeeded, else None.
+
+        Raises Stale, Interrupted, Refused, and what the home, the disk and a wrong task raise.
+        """
+        c = self.context
+        c.uplink.guarded("the boot object's deletion", self._forget_boot, until=time.monotonic() + BOOT_OBJECT)
+        self.spec = spec = c.aside("the task", lambda: fetch_spec(c.home, c.keys, c.boot))
+        c.mask.extend(environment.masked_values(c.boot, spec))
+        c.steps.total = spec.steps
+        if wrong := c.aside("the hardware", lambda: difference(c.boot.offer)):
+            c.interrupt(Cause("hardware", "hardware", f"not what was rented: {wrong}"))
+        work = c.folder / "work"
+        shutil.rmtree(work, ignore_errors=True)  # a machine that came back starts from its snapshot, not from ruins
+        c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
+        install_library(c.folder / "lib")
+        home = Path(c.environ.get("HOME") or c.folder)
+        self.checkpoint = spec.checkpoint_folder(c.folder, home, bare=c.boot.provider == "local")
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        self._setup()
+        c.status.set(state="waiting")
+        c.aside("the predecessor", lambda: wait_for_predecessor(c.home, c.keys, c.uplink, c.clock))
+        before = c.aside("earlier results", lambda: succeeded_before(c.home, c.keys, c.generation))
+        if before is None:
+            self.restore()
+        return before
+
+    def _forget_boot(self) -> bool:
+        self.context.home.delete([self.context.keys.boot(self.context.generation)])
+        return True
+
+    def _setup(self) -> None:
+        c = self.context
+        if not self.spec.setup.strip():
+            return
+        c.status.set(state="setup")
+        program = self.start("setup", self.spec.setup)
+        while (ended := program.wait(TICK)) is None:
+            if (cause := c.watchman.cause()) is not None:
+                program.kill()
+                c.interrupt(cause)
+        c.log.end()
+        c.status.timing("setup", ended.seconds)
+        if ended.code != 0:
+            if c.notice_before(ended):
+                c.interrupt(Cause("notice", "notice", f"setup exited {ended.code}, after a notice"))
+            raise Refused(f"setup exited {ended.code}" + (", out of memory" if ended.oom else ""))
+
+    def restore(self) -> None:
+        """Put the newest snapshot of the lineage into the checkpoint folder, and record once where this one starts.
+
+        Raises SnapshotCorrupt where there were snapshots and none can be restored.
+        """
+        c = self.context
+        if self.spec.checkpoint:
+            c.status.set(state="restoring")
+            begun = time.monotonic()
+            control = c.uplink.control
+            parents = dict(control.parents) if control else {}
+            # Below the next one: a machine that came back goes on from its own snapshots.
+            self.restored, problems = c.aside(
+                "the snapshot",
+                lambda: restore_newest(c.home, c.keys, c.generation + 1, self.checkpoint, parents, avoid=self.avoid),
+            )
+            for problem in problems:
+                c.status.warn(problem)
+                c.log.say(problem)
+            c.status.timing("restore", time.monotonic() - begun)
+        if (manifest := self.restored) is not None:
+            c.log.say(f"restored snapshot {manifest.generation}/{manifest.seq}, step {manifest.step}")
+            own = manifest.seq if manifest.generation == c.generation else 0
+            c.status.set(restored=[manifest.generation, manifest.seq], seq=max(own, c.status.get("seq")))
+        if not c.status.get("parent_written"):
+            self._write_parent()
+
+    def _write_parent(self) -> None:
+        c, manifest = self.context, self.restored
+        if manifest is None or manifest.generation != c.generation:
+            parent = (manifest.generation, manifest.seq) if manifest else None
+            c.aside("parent", lambda: write_parent(c.home, c.keys, c.generation, parent))
+        c.status.set(parent_written=True)
+
+    def start(self, name: str, text: str) -> Program:
+        """Start setup or run, contained, with the task's environment."""
+        c = self.context
+        script = c.folder / name
+        script.write_text(text, encoding="utf-8")
+        env = environment.program(
+            c.environ,
+            c.boot,
+            self.spec,
+            lib=c.folder / "lib",
+            checkpoint=self.checkpoint,
+            progress=c.steps.file,
+            resumed=name == "run" and self.restored is not None,
+        )
+        return Program(script, cwd=c.folder / "work", env=env, contain=c.contain, output=c.log.write)

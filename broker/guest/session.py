@@ -1,0 +1,129 @@
+"""`Session`: the program's runs on one machine, its snapshots beside it, from its start to its end as it is read."""
+
+from __future__ import annotations
+
+import time
+
+from broker.errors import SnapshotCorrupt
+from broker.guest.context import TICK, Context, Stale
+from broker.guest.control import Stop
+from broker.guest.ending import Cause, Verdict, judge
+from broker.guest.preparation import Preparation
+from broker.guest.program import Exit, Program
+from broker.guest.publisher import Publisher
+from broker.guest.restarts import Again, Restarts
+from broker.snapshot import Snapshotter
+
+LAST_OF_FAILED = 60.0  # seconds for which a failed run's last snapshot is tried before the next run
+
+
+class Session:
+    """`publisher` is that of the last run, None where the task has no checkpoint folder."""
+
+    def __init__(self, context: Context, preparation: Preparation) -> None:
+        self.context, self.preparation = context, preparation
+        self.restarts = Restarts(context.boot.restarts_left)
+        self.publisher: Publisher | None = None
+        self.last_step: int | None = None
+
+    def run(self) -> tuple[Verdict, Exit, Cause | None]:
+        """Run the program, and again where a failure may be the restored snapshot's or restarts are allowed.
+
+        Raises Stale and Interrupted.
+        """
+        c = self.context
+        while True:
+            c.check()
+            verdict, ended, cause = self._once()
+            if verdict.outcome != "failed":
+                return verdict, ended, cause
+            again = self.restarts.next(
+                verdict.reason,
+                seconds=ended.seconds,
+                restored=self.preparation.restored is not None,
+                new_snapshot=bool(self.publisher and self.publisher.published),
+            )
+            tried = f" (before: {self.restarts.story()})" if self.restarts.tried else ""
+            if again is None:
+                return Verdict("failed", verdict.reason + tried), ended, None
+            try:
+                self._again(again)
+            except SnapshotCorrupt as error:
+                return Verdict("failed", f"{verdict.reason}{tried}; {error}"), ended, None
+
+    def _once(self) -> tuple[Verdict, Exit, Cause | None]:
+        c = self.context
+        c.steps.fresh()
+        self.publisher = self._publisher()
+        program = self.preparation.start("run", self.preparation.spec.run)
+        c.status.set(state="running", program_started_at=c.clock.now(), first_step=None)
+        if self.publisher:
+            self.publisher.start()
+        ended, cause = self._watch(program)
+        if now := c.steps.sample():
+            self.last_step = now.step
+        verdict = judge(ended, cause, noticed=c.notice_before(ended), at_total=c.steps.at_total())
+        c.log.end()
+        c.log.say(f"the program has ended: {verdict.outcome}: {verdict.reason}")
+        return verdict, ended, cause
+
+    def _again(self, again: Again) -> None:
+        c, publisher, preparation = self.context, self.publisher, self.preparation
+        c.log.say(f"starting again from {again}")
+        c.status.set(restarts=self.restarts.used)
+        until = time.monotonic() + LAST_OF_FAILED
+        if publisher is not None and publisher.stop(until) and again is Again.NEWEST:
+            c.uplink.guarded("a snapshot", lambda: publisher.final(killed=True), until=until)
+        if again is Again.PREVIOUS and preparation.restored is not None:
+            preparation.avoid.add((preparation.restored.generation, preparation.restored.seq))
+        preparation.restore()
+
+    def _publisher(self) -> Publisher | None:
+        c, spec = self.context, self.preparation.spec
+        if not spec.checkpoint:
+            return None
+        snapshotter = Snapshotter(
+            c.home,
+            c.keys,
+            c.generation,
+            self.preparation.checkpoint,
+            marker=spec.marker,
+            keep=spec.keep,
+            quiet=c.boot.quiet,
+            verified=self.preparation.restored,
+        )
+        return Publisher(
+            snapshotter, scan=c.boot.scan, every=spec.every, status=c.status, steps=c.steps, expired=c.uplink.renew
+        )
+
+    def _watch(self, program: Program) -> tuple[Exit, Cause | None]:
+        """Stay with the program to its end: how it ended, and what had asked for that. Raises Stale."""
+        c, stop = self.context, None
+        while True:
+            ended = program.wait(TICK)
+            c.steps.sample()
+            if ended is not None:
+                return ended, stop.cause if stop and ended.after_term else None
+            cause = c.watchman.cause()
+            if cause is None:
+                continue
+            if cause.kind == "stale":
+                program.kill()
+                raise Stale
+            if stop is None:
+                stop = c.watchman.plan(cause)
+                self._say_stop(stop)
+                if stop.ask:
+                    program.terminate()
+            elif cause != stop.cause:
+                c.watchman.hurry(stop, cause)
+            nothing_to_wait_for = not stop.ask and not (self.publisher and self.publisher.uploading)
+            if nothing_to_wait_for or time.monotonic() >= stop.kill_at:
+                program.kill()
+
+    def _say_stop(self, stop: Stop) -> None:
+        c, left = self.context, stop.kill_at - time.monotonic()
+        what = f"has {left:.0f} s to save and end" if stop.ask else "is ended: a save would not arrive in time"
+        c.log.say(f"{stop.cause.reason}; the program {what}")
+        c.steps.say_stop({"why": stop.cause.why, "ends_at": time.time() + left})
+        c.status.set(state="stopping")

@@ -1,0 +1,133 @@
+"""What starts a machine: the zip, the boot script, the user data."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.boot import Boot, boot_script, guest_zipapp, user_data
+from broker.home import Access
+from broker.offer import Market, Offer
+
+SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
+
+
+def boot(**changes):
+    values = {
+        "job": "j1",
+        "generation": 1,
+        "installation": "inst",
+        "provider": "local",
+        "home": Access(url="file:///nowhere"),
+        "spec_sha256": "0" * 64,
+        "end_by": 2e9,
+        "end_why": "max_hours",
+        "guest_url": "file:///nowhere/guest",
+        "guest_sha256": "0" * 64,
+    }
+    return Boot(**{**values, **changes})
+
+
+def test_the_zip_is_the_same_every_time_and_runs_alone(tmp_path):
+    raw, sha256 = guest_zipapp()
+    assert (raw, sha256) == guest_zipapp()
+    assert sha256 == hashlib.sha256(raw).hexdigest()
+    names = set(zipfile.ZipFile(io.BytesIO(raw)).namelist())
+    assert {"__main__.py", "broker/home.py", "broker/guest/__init__.py", "broker_local/guest.py"} <= names
+    assert not names & {"broker/task.py", "broker/lifecycle.py", "broker/store.py", "broker/job.py"}
+    (tmp_path / "guest.pyz").write_bytes(raw)
+    code = "import sys; sys.path.insert(0, 'guest.pyz'); import broker.guest.machine as m; print(m.__file__)"
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "guest.pyz/broker/guest/machine.py" in done.stdout, done.stderr
+
+
+def test_boot_survives_json():
+    offer = Offer("local", "here", "z1", "cpu-2", Market.SPOT, 0.1)
+    made = boot(secrets={"A": "b\n'\"$(x)\x00é"}, offer=offer, workdir={"key": "k", "sha256": "s"})
+    again = Boot.from_bytes(made.to_bytes())
+    assert again.secrets == made.secrets
+    assert again.offer["market"] == "spot"
+    assert again.provider_guest == "broker_local.guest"
+    assert again.workdir == {"key": "k", "sha256": "s"}
+    assert Boot.from_bytes(again.to_bytes()) == again
+    assert "secret-value" not in repr(boot(secrets={"A": "secret-value"}))
+
+
+def test_user_data_is_small_posix_and_holds_no_secret():
+    url = (
+        "https://bucket.s3.eu-central-1.amazonaws.com/some/prefix/jobs/j/gen/1/boot?X-Amz-Security-Token=" + "a" * 1500
+    )
+    text = user_data(url, time.time() + 3600, provider="local")
+    assert len(text.encode()) <= 4096
+    for shell in SHELLS:
+        subprocess.run([*([shell] if shell != "busybox" else [shell, "sh"]), "-n", "-c", text], check=True)
+    with pytest.raises(ValueError, match="4096"):
+        user_data(url + "a" * 4000, time.time())
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_timer_fires_whatever_the_network_does(tmp_path, shell):
+    """Armed before the first fetch: a machine whose boot script never comes is over at its `end_by`."""
+    text = user_data(f"file://{tmp_path}/never", time.time() + 3, provider="")
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [shell, *(["sh"] if shell == "busybox" else []), "-c", text],
+        env={"PATH": os.environ["PATH"], "SPOTBROKER_DIR": str(tmp_path / "disk")},
+        start_new_session=True,
+    )
+    assert process.wait(15) == -signal.SIGKILL
+    assert 1 < time.monotonic() - began < 6
+
+
+@settings(deadline=None, max_examples=25)
+@given(secret=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_the_boot_script_carries_any_secret(secret):
+    """The boot file on disk holds what was put in; nothing of it is run or shown by the shell."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        script = boot_script(boot(secrets={"S": secret}, python=sys.executable, guest_url=f"file://{folder}/guest.py"))
+        assert script.isascii()
+        guest = Path(folder, "guest.py")
+        guest.write_text("import sys; print(open(sys.argv[0].replace('guest.pyz', 'boot.json')).read())")
+        sha256 = hashlib.sha256(guest.read_bytes()).hexdigest()
+        script = script.replace(b"0" * 64 + b"; }", sha256.encode() + b"; }")
+        Path(folder, "boot").write_bytes(script)
+        done = subprocess.run(
+            ["sh", f"{folder}/boot"],
+            env={"PATH": os.environ["PATH"], "SPOTBROKER_DIR": folder},
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+        assert Boot.from_bytes(done.stdout).secrets == {"S": secret}, done.stderr
+        assert Path(folder, "boot.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_guest_that_does_not_hash_is_never_run(tmp_path):
+    (tmp_path / "guest").write_text("open('ran', 'w')")
+    script = boot_script(boot(provider="unheard", python=sys.executable, guest_url=f"file://{tmp_path}/guest"))
+    (tmp_path / "boot").write_bytes(script.replace(b"+ 600", b"+ 1"))
+    process = subprocess.run(
+        ["sh", tmp_path / "boot"],
+        env={"PATH": os.environ["PATH"], "SPOTBROKER_DIR": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+        check=False,
+        start_new_session=True,
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert b"could not be fetched whole" in process.stderr
+    assert not (tmp_path / "ran").exists()

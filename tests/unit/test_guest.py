@@ -1,0 +1,232 @@
+"""The guest's pure parts: how ends are read, masking, time, restarts, the progress record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import guest
+from broker.guest.clock import Clock
+from broker.guest.ending import Cause, judge
+from broker.guest.log import Log
+from broker.guest.mask import SHOWN, Mask
+from broker.guest.notice import Notices
+from broker.guest.program import Exit
+from broker.guest.restarts import Again, Restarts
+from broker.guest.spec import Spec
+from broker.guest.steps import Steps
+
+ROOT = Path(__file__).parents[2]
+NOTICE = Cause("notice", "terminate", "noticed", 1.0)
+STOP = Cause("order", "stop", "asked")
+
+
+def ended(code=0, *, signal=None, oom=0, after_term=False):
+    return Exit(code=code, signal=signal, oom=oom, at=0, after_term=after_term, forced=False, seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("exit_", "cause", "noticed", "at_total", "outcome", "reason"),
+    [
+        # Case 32's matrix; `exit` on a machine that is gone without a word never gets here: it leaves no result.
+        (ended(0), None, False, False, "succeeded", "exit 0"),
+        (ended(0), None, True, False, "succeeded", "exit 0"),
+        (ended(1), None, False, False, "failed", "exit 1"),
+        (ended(137, oom=1), None, False, False, "failed", "out of memory"),
+        (ended(137, signal=9), None, False, False, "failed", "exit 137 (killed)"),
+        (ended(137, signal=9), None, True, False, "moved", "exit 137 (killed), after a notice"),
+        (ended(143), None, False, False, "failed", "exit 143"),
+        (ended(143, after_term=True), NOTICE, True, False, "moved", "noticed"),
+        (ended(247), None, False, False, "failed", "exit 247"),
+        (ended(1), None, True, False, "moved", "exit 1, after a notice"),
+        (ended(0, after_term=True), NOTICE, True, False, "moved", "noticed"),
+        (ended(0, after_term=True), NOTICE, True, True, "succeeded", "its progress had reached the total"),
+        (ended(0, after_term=True), STOP, False, False, "stopped", "asked"),
+        (ended(1, after_term=True), Cause("order", "migrate", "m"), False, False, "moved", "m"),
+        (ended(1, after_term=True), Cause("order", "silence", "s"), False, False, "moved", "s"),
+        (ended(1, after_term=True), Cause("order", "budget", "b"), False, False, "ended", "b"),
+        (ended(1, after_term=True), Cause("end_by", "deadline", "d"), False, False, "ended", "d"),
+        (ended(1), STOP, False, False, "failed", "exit 1"),
+    ],
+)
+def test_how_an_end_is_read(exit_, cause, noticed, at_total, outcome, reason):
+    verdict = judge(exit_, cause, noticed=noticed, at_total=at_total)
+    assert verdict.outcome == outcome
+    assert verdict.reason.startswith(reason)
+
+
+@given(
+    secret=st.text(alphabet="abX", min_size=4, max_size=9),
+    other=st.text(alphabet="abX", min_size=4, max_size=9),
+    parts=st.lists(st.text(alphabet="abX\n", max_size=12), max_size=8),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_no_value_passes_the_mask_however_it_is_cut(secret, other, parts, cuts):
+    text = secret.join(parts).encode()
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    mask = Mask([secret, other])
+    shown = b"".join(mask.feed(text[a:b]) for a, b in pairwise(edges)) + mask.end()
+    whole = Mask([secret, other])
+    assert shown == whole.feed(text) + whole.end(), "where it is cut makes no difference"
+    assert secret.encode() not in shown.replace(SHOWN, b"\0")
+    assert other.encode() not in shown.replace(SHOWN, b"\0")
+
+
+def test_the_mask_holds_back_only_what_may_be_a_value():
+    mask = Mask(["secret-value", "on", "line one\nsecond line"])
+    assert mask.feed(b"progress 10%\r") == b"progress 10%\r"
+    assert mask.feed(b"a sec") == b"a "
+    assert mask.feed(b"ret") == b""
+    assert mask.feed(b"s on\n") == b"secrets on\n"
+    assert mask.feed(b"line one second line\n") == b"*** ***\n"
+    assert Mask([]).feed(b"anything") == b"anything"
+
+
+def test_the_earlier_of_boot_and_store_time_ends_the_machine():
+    now = time.monotonic()
+    clock = Clock(end_by=1000.0, end_why="max_hours", frozen_at=900.0, started=now)
+    assert clock.deadline == now + 100
+    clock.observe(960.0, now)
+    assert clock.deadline == now + 40
+    clock.observe(700.0, now)
+    assert clock.deadline == now + 100
+    assert clock.extend(1500.0, "budget")
+    assert clock.deadline == now + 600
+
+
+def test_what_follows_a_failure():
+    resumed = Restarts(left=1)
+    at_once = {"seconds": 5, "restored": True, "new_snapshot": False}
+    assert [resumed.next("x", **at_once) for _ in range(3)] == [Again.SAME, Again.PREVIOUS, None]
+    assert resumed.used == 0
+    late = Restarts(left=1)
+    assert late.next("x", seconds=61, restored=True, new_snapshot=False) is Again.NEWEST
+    assert late.next("x", seconds=61, restored=True, new_snapshot=False) is None
+    assert Restarts(left=0).next("x", seconds=5, restored=False, new_snapshot=False) is None
+    thrice = Restarts(left=9)
+    fresh = {"seconds": 5, "restored": False, "new_snapshot": False}
+    assert [thrice.next("x", **fresh) for _ in range(3)] == [Again.NEWEST, Again.NEWEST, None]
+
+
+def test_progress_keeps_the_first_and_the_last(tmp_path):
+    file = tmp_path / "progress"
+    assert guest.read_progress(str(file)) is None
+    script = (
+        "import os, signal\nfrom broker import guest\n"
+        "for step in range(5, 5000): guest.progress(step, 9000)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    env = {**os.environ, "BROKER_PROGRESS": str(file), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], env=env, check=False)
+    said = guest.read_progress(str(file))
+    assert said is not None
+    assert (said.first_step, said.step, said.total) == (5, 4999, 9000), "the last step before SIGKILL is known"
+    subprocess.run([sys.executable, "-c", script.replace("5000", "7")], env=env, check=False)
+    assert guest.read_progress(str(file))[:2] == (5, 6)
+
+
+def test_progress_is_cheap(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROKER_PROGRESS", str(tmp_path / "progress"))
+    guest.progress(0, 10)
+    best = min(_timed(lambda: [guest.progress(step, 10) for step in range(2000)]) for _ in range(5))
+    assert best / 2000 < 20e-6
+
+
+def _timed(call):
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def test_outside_a_job_nothing_happens(tmp_path, monkeypatch):
+    for name in ("BROKER_PROGRESS", "BROKER_CHECKPOINT_DIR", "BROKER_RESUMED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    guest.progress(1, 2)
+    assert not guest.should_stop()
+    assert not guest.resumed()
+    assert Path(guest.checkpoint_dir()) == tmp_path / "checkpoints"
+    assert list(tmp_path.iterdir()) == [tmp_path / "checkpoints"]
+
+
+def test_the_library_runs_on_python_3_8(tmp_path):
+    import ast
+
+    source = (ROOT / "broker" / "guest" / "__init__.py").read_text()
+    ast.parse(source, feature_version=(3, 8))
+    old = Path.home() / ".pyenv/versions/3.8.18/bin/python"
+    if not old.exists():
+        pytest.skip("no Python 3.8 here; its grammar was checked")
+    package = tmp_path / "broker" / "guest"
+    package.mkdir(parents=True)
+    (tmp_path / "broker" / "__init__.py").touch()
+    (package / "__init__.py").write_text(source)
+    script = "from broker import guest; guest.progress(3, 4); print(guest.read_progress('p').step, guest.should_stop())"
+    env = {"PYTHONPATH": str(tmp_path), "BROKER_PROGRESS": "p"}
+    done = subprocess.run([old, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "3 False\n", done.stderr
+
+
+def test_the_step_at_a_moment(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROKER_PROGRESS", str(tmp_path / "progress"))
+    steps = Steps(tmp_path / "progress", total=20)
+    assert steps.at(time.time()) is None
+    guest.progress(10)
+    between = time.time()
+    steps.sample()
+    guest.progress(20)
+    assert (steps.at(between), steps.at(time.time()), steps.at(1.0)) == (10, 20, None)
+    assert steps.at_total(), "the task's own total counts where the program names none"
+
+
+def test_unknown_is_not_no_notice_and_not_a_notice():
+    """Case 33: an error of the provider's metadata is neither; it is said once it lasts."""
+    answers = iter([None, OSError("401"), None, TimeoutError(), {"at": 5.0, "ends_at": time.time() + 30}])
+    warnings: list[str] = []
+
+    def ask():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    notices = Notices(ask, usual=None, seen=lambda: None, warn=warnings.append)
+    assert [notices.look() for _ in range(4)] == [None] * 4
+    word = notices.look()
+    assert word is not None
+    assert 28 < word.ends - time.monotonic() < 31
+    assert warnings == []
+
+
+def test_a_log_of_a_silent_store_is_bounded(tmp_path):
+    log = Log(tmp_path / "log", Mask([]))
+    block = b"x" * (1 << 20)
+    for _ in range(70):
+        log.write(block)
+    assert (tmp_path / "log").stat().st_size <= 66 << 20
+    while part := log.part():
+        assert len(part) <= 1 << 20
+        log.sent(len(part))
+    log.write(b"after\n")
+    assert b"bytes of output were left out here\nafter\n" in log.part()
+
+
+def test_checkpoint_folders(tmp_path):
+    def folder(path, *, bare=True):
+        raw = json.dumps({"run": "x", "checkpoint": {"path": path}}).encode()
+        return Spec.from_bytes(raw).checkpoint_folder(tmp_path, Path("/home/me"), bare=bare)
+
+    assert folder("ckpt") == tmp_path / "work" / "ckpt"
+    assert folder("~/ckpt") == Path("/home/me/ckpt")
+    assert folder("/data", bare=False) == Path("/data")
+    for wrong in ("/data", "../up", "~/../up", "."):
+        with pytest.raises(ValueError, match=r"checkpoint\.path"):
+            folder(wrong)
