@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import signal
 import socket
@@ -42,6 +43,7 @@ APPLICATION_VERSION = "1"
 CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY = 0.5, 3.0, 60.0
 ERRORS_BEFORE_GIVING_UP = 20
 BACKGROUND_IDLE = 5.0
+CLOSE_LIMIT = 60.0
 
 PHASES: dict[str, Callable[[JobState, World], JobState]] = {
     "pick": lifecycle.pick,
@@ -64,6 +66,10 @@ class WalConnection(sqlite3.Connection):
         self.execute("PRAGMA synchronous=FULL")
 
 
+class Closing(Exception):  # noqa: N818 - a state, not an error
+    """The engine closes: no further phase starts here."""
+
+
 class Engine:
     """One live broker: an executor of DBOS, a watcher, and the upkeep that claims, adopts and sweeps."""
 
@@ -79,6 +85,22 @@ class Engine:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
+        self.closing = False
+        self._busy = 0
+        self._idle = threading.Condition()
+
+    def phase(self, state: JobState) -> JobState:
+        """Run one of the phases that act, in the calling thread; counted, so that `close` can wait for it."""
+        with self._idle:
+            if self.closing:
+                raise Closing
+            self._busy += 1
+        try:
+            return PHASES[state.phase](state, self.world)
+        finally:
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
 
     def start(self) -> None:
         """Launch DBOS. Raises ConfigError where this process already runs a DBOS of its own."""
@@ -123,13 +145,21 @@ class Engine:
             failures.append(error)
 
     def close(self) -> None:
-        """Stop driving; what runs goes on running and the next live broker continues it."""
+        """Stop driving; what runs goes on running and the next live broker continues it.
+
+        A phase under way is let finish: whoever adopts its job once the lock is free must not meet it half-way.
+        """
         from dbos import DBOS
 
         self._stop.set()
         if self._upkeep is not None:
             self._upkeep.join(timeout=10.0)
+        with self._idle:
+            self.closing = True
+            self._idle.wait_for(lambda: self._busy == 0, timeout=CLOSE_LIMIT)
         self.watcher.close()
+        # Workflows that wait are cancelled here and stay pending, which DBOS would report as an error of theirs.
+        logging.getLogger("dbos").setLevel(logging.CRITICAL + 1)
         if os.getpid() == self._pid:
             DBOS.destroy(destroy_registry=False)
         self.lock.release()
@@ -233,8 +263,12 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
         if state.phase == "watch":
             following = await watch(state, world, engine.watcher)
         else:
-            following = await asyncio.to_thread(PHASES[state.phase], state, world)
+            following = await asyncio.to_thread(engine.phase, state)
         following = following.to(following.phase, errors=0)
+    except Closing:
+        # Nothing is recorded: the next live broker runs this phase.
+        await asyncio.Event().wait()
+        raise
     except Exception as error:  # noqa: BLE001 - a raised step would end the workflow and orphan its machine
         following = await asyncio.to_thread(_failed, state, error, world)
     await asyncio.to_thread(_show, state, following, world)
