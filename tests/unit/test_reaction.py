@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from broker.offer import Market
 from broker.provider import Cause, Instance, Notice, State
 from broker.reaction import STRIKES, Beat, Limits, Seen, react, settled, wake_at

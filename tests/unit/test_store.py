@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from broker.errors import ConfigError, JobNotFound
 from broker.store import JobRow, PlacementRow, Store, database_url, filesystem, open_store
 
