@@ -52,7 +52,7 @@ class LocalProvider:
         A token used for another request is an InvalidRequest, as with EC2.
         """
         self.faults.call("launch")
-        machine_id = "m-" + hashlib.sha256(request.token.encode()).hexdigest()[:12]
+        machine_id = self._id(request.token)
         fingerprint = _fingerprint(request)
         machine = find(self.root, machine_id)
         if machine is None:
@@ -116,6 +116,10 @@ class LocalProvider:
         """The notice of one machine; None without one and for an unknown id."""
         machine = find(self.root, instance.id)
         return None if machine is None else cloud.seen_notice(machine)
+
+    def _id(self, token: str) -> str:
+        """The machine of a token. The root is in it, because the mark on processes must tell two roots' machines apart."""
+        return "m-" + hashlib.sha256(f"{self.root.resolve()}\0{token}".encode()).hexdigest()[:12]
 
     def _check(self, request: LaunchRequest) -> None:
         offer, known = request.offer, {zone.name: zone for zone in self.settings.zones}

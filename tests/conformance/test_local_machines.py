@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,16 @@ def test_racing_launches_make_one_machine(local: Local, tmp_path: Path) -> None:
     assert [path.name for path in (provider.root / "machines").iterdir()] == [instance.id]
 
 
+def test_one_token_in_two_roots_is_two_machines(local: Local, tmp_path: Path) -> None:
+    here, there = local(), local(root=str(tmp_path / "elsewhere"))
+    frozen = request(here)
+    kept, ended_ = here.launch(frozen), there.launch(frozen)
+    there.terminate(ended_)
+    ended(there, ended_)
+    assert wait_for((folder(here, kept).disk / "ready").exists, 10)
+    assert processes.of_machine(kept.id)
+
+
 def test_killed_supervisor_is_a_failure_and_leaves_nothing(local: Local) -> None:
     provider = local()
     instance, victims = stubborn(provider, STUBBORN, 5)
@@ -242,7 +253,7 @@ def unstarted(provider: LocalProvider, launched_at: float) -> Instance:
     record = {**home.record(), "launched_at": launched_at}
     env = home.read("env.json")
     assert env
-    name = "m-unstarted0"
+    name = f"m-{uuid.uuid4().hex[:12]}"
     env = {**env, processes.MARK: name, "SPOTBROKER_DIR": str(home.folder.with_name(name) / "disk" / "spotbroker")}
     assert machine.create(provider.root, name, record, env, READY)
     return replace(instance, id=name)
