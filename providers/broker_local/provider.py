@@ -118,7 +118,7 @@ class LocalProvider:
         return None if machine is None else cloud.seen_notice(machine)
 
     def _id(self, token: str) -> str:
-        """The machine of a token. The root is in it, because the mark on processes must tell two roots' machines apart."""
+        """The machine of a token. The root is in it, so that marks on processes tell two roots' machines apart."""
         return "m-" + hashlib.sha256(f"{self.root.resolve()}\0{token}".encode()).hexdigest()[:12]
 
     def _check(self, request: LaunchRequest) -> None:
