@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.writers import open_for_writing
+
 UNFINISHED = ("tmp-*", "*.tmp", "*.part", "*.partial", "*.incomplete", "*_tmp", "*.orbax-checkpoint-tmp*", ".*")
 TEMPORARY = (*UNFINISHED[:-1], ".~*")
 ARCHIVES = {".pt", ".pth", ".ckpt", ".npz", ".zip"}
@@ -291,14 +293,24 @@ class Judge:
             before = self._inodes.get(name)
             if before == tree.inode:
                 continue
-            lay_here = tree.inode in self._temporary
-            # A rename sets the change time only, writing sets both: a new inode under a known name whose content is
-            # older than its change time was put there whole.
             found = tree.files.get(name)
-            replaced = before is not None and found is not None and 0 < found.mtime_ns < found.ctime_ns
-            if lay_here or (replaced and found is not None and found.size > 0):
+            replaced = before is not None and found is not None and found.size > 0 and self._put_whole(name, found)
+            if replaced or tree.inode in self._temporary:
                 self._renamed[name] = tree
         self._inodes = {name: tree.inode for name, tree in trees.items()}
+
+    def _put_whole(self, name: str, found: Stat) -> bool:
+        """Was this new inode under a known name renamed into place, and not written there?
+
+        A rename sets the change time only, writing sets both. Within one tick of the kernel's clock the two are equal
+        all the same; then what no process has open for writing has been written.
+        """
+        if found.mtime_ns < found.ctime_ns:
+            return True
+        try:
+            return open_for_writing(self.folder / name) is False
+        except FileNotFoundError:
+            return False
 
     def _judge(self, tree: Tree, now: float, ended: bool, trainer: bool) -> tuple[str, str]:
         """(rule, "") where the entry is complete, otherwise ("", why not)."""

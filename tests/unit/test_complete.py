@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import struct
+import subprocess
 import time
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as safetensors_bytes
 
 from broker.complete import Judge, inspect, link_stays_inside, newest_step, step_of, unfinished
+from broker.writers import open_for_writing
 
 WEIGHTS = safetensors_bytes({"w": np.arange(64, dtype=np.float32), "b": np.ones(3, dtype=np.float64)})
 
@@ -259,8 +261,42 @@ def test_a_new_file_under_a_known_name_is_not_taken_for_a_rename(tmp_path: Path)
     path.write_bytes(b"one")
     judge.look()
     path.rename(tmp_path.parent / f"{tmp_path.name}-old")  # so that its inode is not given to the next file
-    path.write_bytes(b"tw")
+    with path.open("wb") as file:
+        file.write(b"tw")
+        file.flush()
+        assert not judge.look().complete
     assert not judge.look().complete
+
+
+def test_saves_that_follow_faster_than_the_clock_ticks_are_seen_all_the_same(tmp_path: Path) -> None:
+    """Written and renamed within one tick, content and change time are equal; nobody has it open any more."""
+    judge = Judge(tmp_path, quiet=60)
+    path = tmp_path / "state.pkl"
+    path.write_bytes(b"0")
+    judge.look()
+    for number in range(1, 200):
+        fresh = tmp_path / "state.pkl.tmp"
+        fresh.write_bytes(str(number).encode())
+        fresh.replace(path)
+        found = path.stat()
+        assert judge.look().how == {"state.pkl": "renamed"}
+        if found.st_mtime_ns == found.st_ctime_ns and number > 5:
+            return
+
+
+def test_writers_of_other_processes_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"1")
+    assert open_for_writing(path) is False
+    with path.open("rb"):
+        assert open_for_writing(path) is False
+    command = ["sh", "-c", 'exec 3>>"$1"; echo ready; read -r _', "sh", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert open_for_writing(path) is True
+        process.communicate(b"\n")
+    assert open_for_writing(path) is False
 
 
 def test_the_tasks_marker_decides(tmp_path: Path) -> None:
