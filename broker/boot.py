@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import io
+import math
 import shlex
 import time
 import zipfile
@@ -180,7 +181,8 @@ def user_data(boot_url: str, end_by: float, *, frozen_at: float | None = None, p
     end_by: seconds since the epoch; counted on the machine from its boot as `end_by - frozen_at`, now by default.
     provider: its name, whose guest half may say how a shell ends the machine. Raises ValueError above 4,096 bytes.
     """
-    left = max(0, int(end_by - (time.time() if frozen_at is None else frozen_at)))
+    # The timer counts whole seconds and is the last resort: a moment late, never early.
+    left = max(0, math.ceil(end_by - (time.time() if frozen_at is None else frozen_at))) + 1
     text = _filled(
         USER_DATA,
         {

@@ -23,7 +23,7 @@ LINUX = sys.platform.startswith("linux")
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 VARIABLE = "BROKER_PLACEMENT"
 # Joins the groups named before `--`, then becomes the program; a group that vanished is no reason not to start.
-JOIN = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" 2>/dev/null; shift; done; shift; exec "$@"'
+JOIN = 'while [ "$1" != -- ]; do { echo $$ >"$1/cgroup.procs"; } 2>/dev/null; shift; done; shift; exec "$@"'
 
 
 @dataclass(slots=True)
@@ -50,6 +50,9 @@ class Containment:
 
     def command(self, argv: list[str]) -> list[str]:
         """The command that runs `argv` inside the groups."""
+        for group in self.groups:
+            with contextlib.suppress(OSError):
+                group.mkdir(exist_ok=True)
         return ["/bin/sh", "-c", JOIN, "sh", *map(str, self.groups), "--", *argv] if self.groups else argv
 
     def members(self) -> set[int]:
@@ -153,8 +156,10 @@ def _own_groups() -> Iterator[Path]:
 
 def _make(parent: Path, name: str) -> Path | None:
     for old in parent.glob("spotbroker-*"):
-        with contextlib.suppress(OSError):
-            old.rmdir()  # works on empty groups only: what a guest killed earlier has left
+        # What a killed guest has left. A living one's may be empty just now: it is between two programs.
+        if not Path("/proc", old.name.rpartition("-")[2]).exists():
+            with contextlib.suppress(OSError):
+                old.rmdir()
     group = parent / name
     try:
         group.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ from broker.guest.notice import Notices
 from broker.guest.program import Exit
 from broker.guest.status import Status
 from broker.guest.steps import Steps
-from broker.guest.uplink import Uplink
+from broker.guest.uplink import Uplink, reachable
 from broker.home import Home, JobKeys
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Context:
             pause = PAUSE
             while True:
                 try:
+                    reachable(self.home.url)
                     done.append(call())
                     return
                 except (HomeUnavailable, HomeAccessExpired) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
 import time
 from pathlib import Path
@@ -24,9 +25,9 @@ def install_library(lib: Path) -> None:
 def arm_timer(folder: Path, left: float) -> None:
     """Tell the boot script's timer, which outlives this process, that the machine ends in `left` seconds.
 
-    Raises OSError; the timer then stays as it was.
+    It counts whole seconds, a moment late rather than early. Raises OSError; the timer then stays as it was.
     """
-    file, at = folder / "deadline", int(uptime() + max(0.0, left))
+    file, at = folder / "deadline", math.ceil(uptime() + max(0.0, left)) + 1
     try:
         before = int(file.read_text())
     except (OSError, ValueError):

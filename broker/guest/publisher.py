@@ -10,6 +10,7 @@ from broker.complete import Scan
 from broker.errors import HomeAccessExpired
 from broker.guest.status import Status
 from broker.guest.steps import Steps
+from broker.guest.uplink import reachable
 from broker.snapshot import Manifest, Snapshotter
 
 AFTER_ERROR = 5.0
@@ -49,6 +50,7 @@ class Publisher(threading.Thread):
             scan = self.snapshotter.scan()
             self._measure(scan)
             if time.monotonic() >= self._next and scan.complete:
+                reachable(self.snapshotter.home.url)
                 self.uploading = True
                 self._take(self.snapshotter.publish(scan, step_at=self.steps.at))
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well

@@ -50,6 +50,14 @@ def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = ""
     raise AssertionError(f"not within {seconds} s: {what or condition}")
 
 
+def holds(condition: Callable[[], Any], seconds: float) -> None:
+    """The condition is true now and stays so."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert condition()
+        time.sleep(0.03)
+
+
 def alive(mark: str) -> list[int]:
     """Processes that carry the placement's mark."""
     found = []

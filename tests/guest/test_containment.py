@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from guest.placements import alive, wait_for
+from guest.placements import alive, holds, wait_for
 
 # Leaves its group, its session, its parent and its environment, and ignores SIGTERM.
 ESCAPE = '''
@@ -122,15 +122,17 @@ def test_store_unreachable_at_the_notice(job):
 
 
 def test_store_unreachable_while_running_ends_nothing(job):
-    placement = job.task("echo ready; until [ -e ../../go ]; do sleep 0.02; done; echo done").place()
+    """Nor is an empty home made in the place of one that is not there."""
+    checkpoint = {"path": "ckpt", "every": None, "keep": 3, "complete": None}
+    run = "echo ready; until [ -e ../../go ]; do sleep 0.02; done; echo 1 >ckpt/a"
+    placement = job.task(run, checkpoint=checkpoint).place()
     wait_for(lambda: "ready" in placement.log)
     away = job.folder / "away"
     (job.folder / "home").rename(away)
-    (job.folder / "home").touch()
     (placement.folder / "go").touch()
-    wait_for(lambda: not alive(placement.mark), 8)
-    (job.folder / "home").unlink()
+    wait_for(lambda: "program has ended" in (placement.disk / "log").read_text(), 8)
+    holds(lambda: not (job.folder / "home").exists(), 2.0)
     away.rename(job.folder / "home")
     result = placement.until_ended(15)
-    assert result["outcome"] == "succeeded"
-    assert placement.own_log == "ready\ndone\n"
+    assert (result["outcome"], result["seq"]) == ("succeeded", 1)
+    assert placement.own_log == "ready\n"

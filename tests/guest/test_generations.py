@@ -48,13 +48,14 @@ def test_unreadable_control_ends_the_machine(job):
 def waiting(job, **order):
     job.task(WAIT, setup="true")
     placement = job.place(2, order={"after": 1, **order})
-    placement.until_state("waiting")
+    first = placement.until_state("waiting")["n"]
+    wait_for(lambda: placement.beat["n"] >= first + 3, what="beats while it waits")
     return placement
 
 
 def test_waits_for_closed(job):
     placement = waiting(job)
-    assert placement.beat["program_started_at"] is None
+    assert (placement.beat["state"], placement.beat["program_started_at"]) == ("waiting", None)
     closed(job, 1)
     placement.until_state("running", seconds=5)
 
