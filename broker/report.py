@@ -61,6 +61,13 @@ class Stay:
     cause: str | None
     note: str = ""
 
+    @property
+    def place(self) -> str:
+        """`provider/zone` where the zone carries its region's name, else `provider/region/zone`."""
+        provider, _, rest = self.where.partition("/")
+        region, _, zone = rest.partition("/")
+        return f"{provider}/{zone}" if zone.startswith(region) and zone else self.where
+
     def seconds(self, what: str) -> float:
         return sum(s.end - s.start for s in self.segments if s.what == what)
 

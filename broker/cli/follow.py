@@ -17,6 +17,7 @@ from broker.cli.screen import Screen
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.table import Table
     from rich.text import Text
 
     from broker.job import Job
@@ -182,7 +183,7 @@ class Follower:
             if progress.get("step") is not None:
                 parts.append(gauge(progress["step"], progress.get("total")))
             if beat.get("manifest_step") is not None:
-                parts.append(f"snapshot at {beat['manifest_step']}")
+                parts.append(f"saved {beat['manifest_step']}")
         spent = sum(p.cost(now) for p in self.placements)
         parts += [money(spent)] if spent else []
         parts.append(duration(now - self.job.row.created_at))
@@ -201,11 +202,10 @@ def gauge(step: int, total: int | None) -> str:
 
 def place(row: PlacementRow) -> str:
     """`2 south spot`: the placement, where, and how it is rented."""
-    from broker.cli.tables import market
+    from broker.cli.tables import market, where
 
     offer = row.request["offer"]
-    where = "/".join(part for part in (offer["provider"], offer["region"], offer["zone"]) if part)
-    return f"{where} {market(row.market or offer['market'])}"
+    return f"{where(offer['provider'], offer['region'], offer['zone'])} {market(row.market or offer['market'])}"
 
 
 def marker(placements: list[PlacementRow], generation: int) -> str:
@@ -214,16 +214,27 @@ def marker(placements: list[PlacementRow], generation: int) -> str:
     return f"──── {generation} {place(row) if row else ''} ────"
 
 
-def event_line(event: Event) -> Text:
-    from rich.text import Text
-
+def event_line(event: Event) -> Table:
+    """When, which placement, what, and its words, which wrap in their own column."""
     from broker.cli.tables import clock
 
-    line = Text(f"{clock(event.at)} ", style="dim")
-    line.append(f"{event.generation or '':>2} ", style="not dim bold")
-    line.append(f"{event.kind:<9} ", style=f"not dim {COLORS.get(event.kind, '')}")
-    line.append(told(event), style="" if event.kind == "snapshot" else "not dim")
-    return line
+    style = "dim" if event.kind == "snapshot" else COLORS.get(event.kind, "")
+    return event_row(clock(event.at), event.generation, event.kind, told(event), style)
+
+
+def event_row(at: str, generation: int, kind: str, text: str, style: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    row = Table.grid(padding=(0, 1, 0, 0))
+    for width in (8, 2, 9):
+        row.add_column(width=width, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(
+        Text(at, style="dim"), Text(f"{generation or '':>2}", style="bold"), Text(kind, style=style),
+        Text(text, style="dim" if style == "dim" else ""),
+    )  # fmt: skip
+    return row
 
 
 def told(event: Event) -> str:

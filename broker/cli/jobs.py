@@ -30,7 +30,7 @@ def ps_verb(
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table fresh.")] = False,
     instances: Annotated[bool, typer.Option("--instances", help="What is rented now, as the providers say.")] = False,
 ) -> None:
-    """List jobs: where they are, how far, what they have cost."""
+    """List jobs: where, how far, at what cost."""
     from broker.config import load
     from broker.job import jobs
 
@@ -129,7 +129,10 @@ def alive_instances(config: Config, *, jobs: Sequence[str] = ()) -> tuple[list[I
 
 
 def show_verb(screen: Screen, name: JobArgument) -> None:
-    """One job's whole story: machines and why, a timeline, steps lost at each move, money."""
+    """Tell one job's whole story.
+
+    Its machines and why each was chosen, a timeline, the steps lost at each move, and the money.
+    """
     from broker.cli.follow import event_line
     from broker.cli.timeline import render
     from broker.job import get
@@ -163,7 +166,10 @@ def logs_verb(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
 ) -> None:
-    """A job's output over all its machines, with a line on stderr where it moved."""
+    """Print a job's output over all its machines.
+
+    A line on stderr says where it moved.
+    """
     from broker.cli.follow import LogReader, marker
     from broker.job import get
 
@@ -199,7 +205,10 @@ def wait_verb(
         float | None, typer.Option("--timeout", metavar="S", min=0, help="Give up after so long.")
     ] = None,
 ) -> int:
-    """Wait for jobs to end; the exit code is their outcome, the first one's that did not succeed."""
+    """Wait for jobs to end; the exit code is their outcome.
+
+    With several jobs, that of the first one that did not succeed.
+    """
     from broker.errors import JobUnfinished
     from broker.job import get
 
@@ -239,7 +248,10 @@ def pull_verb(
     name: JobArgument,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; ./JOB by default.")] = None,
 ) -> None:
-    """Download what a job has made: the files that its task names as outputs."""
+    """Download what a job has made.
+
+    That is the files which its task names as outputs.
+    """
     from broker.job import get
 
     job = get(name)
@@ -260,7 +272,10 @@ def stop_verb(
     now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")] = False,
 ) -> int:
-    """Stop jobs: they save, their machines end, and the end is verified with the provider."""
+    """Stop jobs, and verify that nothing of them is left.
+
+    They save first, their machines end, and the provider is asked whether they have.
+    """
     from broker import engine
     from broker.config import load
     from broker.job import get, jobs

@@ -36,7 +36,10 @@ def init_verb(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A bundled task; none lists them.")] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; ./NAME by default.")] = None,
 ) -> None:
-    """Copy a ready-made task into a folder of your own; without NAME, list them."""
+    """Copy a ready-made task into a folder of your own.
+
+    Without NAME, list them.
+    """
     from broker import bundled
 
     if name is None:
@@ -66,7 +69,7 @@ def offers_verb(
     infra: InfraOption = None,
     spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only this market.")] = None,
 ) -> None:
-    """What can be rented now, the cheapest first, disk included."""
+    """Show what can be rented now, the cheapest first."""
     from broker.config import load
     from broker.market import Marketplace
 
@@ -103,7 +106,10 @@ def plan_verb(
     env: EnvOption = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show every offer, not the first few.")] = False,
 ) -> None:
-    """What would be rented for a task, and why. Costs nothing and leaves nothing behind."""
+    """Show what would be rented for a task, and why.
+
+    Costs nothing and leaves nothing behind.
+    """
     from broker.config import load
 
     planned = make_plan(screen, task, load(), spot=spot, max_price=max_price, infra=infra, env=env)
@@ -144,13 +150,12 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False, talk: boo
         return screen.data(plan_json(plan))
     if screen.quiet:
         return screen.line(plan.decision.offer.key) if plan.decision.offer else None
-    from broker.cli.tables import plan_table
+    from broker.cli.tables import labelled, plan_table
 
     put = screen.say if talk else screen.show
     put(plan_table(plan, everything=everything))
     put("")
-    for line in plan_lines(plan):
-        put(line)
+    put(labelled(plan_lines(plan)))
     return None
 
 
@@ -164,24 +169,25 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
     from broker.cli.tables import size
 
-    lines = [f"home     {plan.home} keeps snapshots, logs and results"]
+    lines = [("home", f"{plan.home} keeps snapshots, logs and results")]
     if plan.task.workdir is not None:
-        lines.append(f"workdir  {plan.task.workdir}, {size(plan.size or 0)} before packing")
+        lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
     checkpoint = plan.task.checkpoint
     if checkpoint is not None:
-        lines.append(f"saves    {checkpoint.path}, the newest {checkpoint.keep} kept")
+        lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))
     offer = plan.decision.offer
     if offer is not None and offer.simulated:
-        lines.append("moves    made while a broker runs on this computer; local is this computer, its money simulated")
+        lines.append(("moves", "made while a broker runs here; local is this computer, its money is simulated"))
     elif offer is not None:
-        lines.append(
-            "moves    made by a running broker: if this computer sleeps, the job goes on but waits with its next move; "
+        text = (
+            "made by a running broker: if this computer sleeps, the job goes on but waits with its next move; "
             "`broker up` on a small always-on machine remedies that"
         )
+        lines.append(("moves", text))
     return lines
 
 

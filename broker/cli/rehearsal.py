@@ -46,7 +46,7 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     if result.verdict.code == 0 and not keep:
         rehearsal.remove()
     elif rehearsal.folder.exists():
-        screen.say(f"kept for a look: {rehearsal.folder} (machines/*/*/disk holds what each machine had)")
+        screen.say(f"kept for a look: {rehearsal.folder} (local/machines/*/ has each console.log and disk)")
     if screen.json:
         screen.data(as_json(result))
     else:
@@ -92,20 +92,15 @@ class _Watcher(Follower):
         return super().look()
 
     def _tell_taken(self) -> None:
-        from rich.text import Text
-
+        from broker.cli.follow import event_row
         from broker.cli.tables import clock
 
         for take in (self.hand.taken if self.hand else [])[self.told :]:
             self.told += 1
-            line = Text(f"{clock(take.at)} ", style="dim")
-            line.append(f"{take.generation:>2} ", style="not dim bold")
             where = f" at step {take.step}" if take.step is not None else ""
             saved = f", newest snapshot step {take.newest_step}" if take.newest_step is not None else ""
-            line.append(
-                f"TAKE BACK {take.number}{where}{saved}; notice as {take.notice}: {SECONDS[take.notice]}", "bold red"
-            )
-            self.screen.say(line)
+            text = f"number {take.number}{where}{saved}; notice as {take.notice}: {SECONDS[take.notice]}"
+            self.screen.say(event_row(clock(take.at), take.generation, "TAKE BACK", text, "bold red"))
 
 
 def _follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: Hand | None) -> None:

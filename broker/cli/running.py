@@ -34,7 +34,10 @@ def run_verb(
     infra: InfraOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop there.")] = False,
 ) -> int:
-    """Run a task to its end: plan, consent, launch, follow over all moves, report."""
+    """Run a task to its end, over all moves.
+
+    Shows the plan, asks for consent, launches, follows and reports.
+    """
     from broker.cli.offers import make_plan, nothing, show_plan
     from broker.config import load
     from broker.job import submit
@@ -59,7 +62,7 @@ def run_verb(
     if screen.quiet:
         screen.line(job.id)
     else:
-        screen.say(f"{job.id} submitted; Ctrl-C asks whether to stop it or to leave it running")
+        screen.say(f"{job.id} submitted; Ctrl-C asks what to do with it")
     return drive(screen, job, config)
 
 
@@ -198,7 +201,10 @@ def rehearse_verb(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
     yes: YesOption = False,
 ) -> int:
-    """Rehearse a task on this computer: it is taken back by force, must resume, and gets a verdict."""
+    """Try on this computer whether a task survives preemption.
+
+    Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict.
+    """
     from broker.cli.offers import pairs
     from broker.cli.rehearsal import show
     from broker.config import load

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPED_WIDTH = 120
+UNWRAPPED = 1000
+"""Columns of a file or pipe: its lines are searched and cut by programs, so nothing is wrapped."""
 PATIENCE = 2.0
 """Seconds after which a wait says what it waits for."""
 
@@ -58,7 +60,7 @@ class Screen:
         color = self.color and not os.environ.get("NO_COLOR")
         width = None
         if not stream.isatty() and "COLUMNS" not in os.environ:
-            width = PIPED_WIDTH
+            width = UNWRAPPED
         return Console(
             stderr=stderr, no_color=not color, highlight=False, emoji=False, soft_wrap=False, width=width, markup=False
         )
@@ -75,19 +77,20 @@ class Screen:
 
     @property
     def width(self) -> int:
-        return self.out.width if sys.stdout.isatty() else shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
+        """Columns for what is drawn to fit."""
+        return min(self.out.width, shutil.get_terminal_size((PIPED_WIDTH, 24)).columns)
 
     def say(self, *parts: RenderableType, style: str | None = None) -> None:
         """Talk, unless `--quiet`."""
         if not self.quiet:
-            self.err.print(*parts, style=style)
+            _print(self.err, parts, style)
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}", style="yellow")
 
     def show(self, *parts: RenderableType) -> None:
         """Data for people."""
-        self.out.print(*parts)
+        _print(self.out, parts, None)
 
     def line(self, text: str) -> None:
         """One line of data exactly as it is."""
@@ -144,3 +147,14 @@ class Screen:
             timer.cancel()
             if status is not None:
                 status.stop()
+
+
+def _print(console: Console, parts: Sequence[RenderableType], style: str | None) -> None:
+    if console.is_terminal:
+        return console.print(*parts, style=style)
+    with console.capture() as captured:
+        console.print(*parts, style=style)
+    # Tables pad their last column, which nobody wants in a file.
+    lines = [line.rstrip() for line in captured.get().split("\n")]
+    console.file.write("\n".join(lines))
+    return console.file.flush()

@@ -13,7 +13,10 @@ def up_verb(
     screen: Screen,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no job is left to move.")] = False,
 ) -> None:
-    """Move all jobs, until interrupted. For a small machine that is always on."""
+    """Keep moving all jobs, until interrupted.
+
+    For a small machine that is always on.
+    """
     from broker import engine
     from broker.config import load
 
@@ -27,7 +30,10 @@ def tick_verb(
     screen: Screen,
     wait: Annotated[float, typer.Option("--wait", metavar="S", min=0, help="Stay for so many seconds.")] = 30.0,
 ) -> None:
-    """Move all jobs once, sweep up what no job owns, and return. For cron."""
+    """Look after all jobs once, and return; for cron.
+
+    Machines that no job owns are ended, too.
+    """
     from broker import engine
     from broker.config import load
 

@@ -75,6 +75,28 @@ def table(*columns: str, right: Iterable[str] = (), fold: Iterable[str] = ()) ->
     return made
 
 
+def where(provider: str, region: str, zone: str) -> str:
+    """A place in short: most zones carry their region's name already."""
+    parts = (provider, zone) if zone.startswith(region) and zone else (provider, region, zone)
+    return "/".join(part for part in parts if part)
+
+
+def place(offer: Offer) -> str:
+    return where(offer.provider, offer.region, offer.zone)
+
+
+def labelled(lines: Iterable[tuple[str, str]]) -> Table:
+    """Lines with a label before each; a long one wraps beside its label."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for label, text in lines:
+        made.add_row(label, text)
+    return made
+
+
 def gpu(offer: Offer) -> str:
     return f"{offer.gpu}:{offer.gpu_count}" if offer.gpu else "–"
 
@@ -99,7 +121,7 @@ def offers_table(offers: Sequence[Offer]) -> Table:
         notice = ("none" if offer.notice is None else f"{offer.notice:.0f} s") if spot else ""
         per_card = [price(offer.hourly / max(offer.gpu_count, 1))] if cards else []
         made.add_row(
-            str(rank), offer.where, offer.instance_type, shape(offer), market(offer.market), price(offer.price),
+            str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market), price(offer.price),
             price(offer.disk_price), price(offer.hourly), *per_card, notice,
         )  # fmt: skip
     return made
@@ -116,7 +138,7 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
     for rank, candidate in enumerate(ranked, 1):
         offer = candidate.offer
         made.add_row(
-            str(rank), offer.where, offer.instance_type, market(offer.market), price(offer.price),
+            str(rank), place(offer), offer.instance_type, market(offer.market), price(offer.price),
             price(offer.disk_price), price(candidate.cost), why(candidate, decision.ranked[0], rank),
             style="bold green" if rank == 1 else None,
         )  # fmt: skip
@@ -126,7 +148,7 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
     for entry in rejected if everything else rejected[:REJECTED]:
         offer = entry.offer
         made.add_row(
-            "–", offer.where, offer.instance_type, market(offer.market), price(offer.price),
+            "–", place(offer), offer.instance_type, market(offer.market), price(offer.price),
             price(offer.disk_price), price(entry.cost), entry.reason, style="dim",
         )  # fmt: skip
     if not everything and len(rejected) > REJECTED:
@@ -136,12 +158,10 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
 
 def why(candidate: Candidate, best: Candidate, rank: int) -> str:
     """The line's reason, beside the numbers that the table shows already."""
-    parts = ["cheapest that fits"] if rank == 1 else []
+    more = 100 * (candidate.cost / best.cost - 1) if best.cost else 0.0
+    parts = ["cheapest" if rank == 1 else f"+{more:.0f}%" if more >= 0.5 else "as cheap"]
     if candidate.on_demand and candidate.offer.market is Market.SPOT:
-        parts.append(f"{100 * (1 - candidate.cost / candidate.on_demand):.0f}% under on-demand")
-    if rank > 1:
-        more = 100 * (candidate.cost / best.cost - 1) if best.cost else 0.0
-        parts.append(f"{more:.0f}% dearer than #1" if more >= 0.5 else "as cheap as #1")
+        parts.append(f"saves {100 * (1 - candidate.cost / candidate.on_demand):.0f}%")
     if candidate.insisted:
         parts.append(candidate.insisted)
     return ", ".join(parts)
@@ -157,7 +177,7 @@ def jobs_table(rows: Sequence[dict[str, Any]]) -> Table:
         from rich.text import Text
 
         made.add_row(
-            row["id"], Text(row["status"], style=colors.get(row["status"], "")), row["where"] or "–",
+            row["id"], Text(row["status"], style=colors.get(row["status"], "")), row["place"] or "–",
             market(row["market"]), price(row["hourly"]), money(row["spent"]), str(row["moves"]),
             progress(row["step"], row["total"]), duration(row["age"]),
         )  # fmt: skip
@@ -176,7 +196,7 @@ def job_row(job: Job, now: float) -> dict[str, Any]:
     rented = [p for p in placements if p.launched_at is not None]
     last = rented[-1] if rented else None
     offer = last.request["offer"] if last is not None else {}
-    where = "/".join(part for part in (offer.get("provider"), offer.get("region"), offer.get("zone")) if part)
+    whole = "/".join(part for part in (offer.get("provider"), offer.get("region"), offer.get("zone")) if part)
     beat = (last.beat or {}) if last is not None else {}
     # A machine that has only just come has no progress yet: the last known one still stands.
     known = [p.beat["progress"] for p in rented if p.beat and p.beat.get("progress")]
@@ -187,7 +207,8 @@ def job_row(job: Job, now: float) -> dict[str, Any]:
         "status": job.status,
         "message": job.message,
         "exit_code": job.row.exit_code,
-        "where": where,
+        "where": whole,
+        "place": where(offer["provider"], offer["region"], offer["zone"]) if offer else "",
         "instance": last.instance if last is not None else None,
         "market": last.market if last is not None else None,
         "hourly": last.hourly if last is not None and not job.done else None,

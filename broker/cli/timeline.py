@@ -79,7 +79,7 @@ def _placements(report: Report) -> RenderableType:
             else f"{stay.first_step if stay.first_step is not None else '?'}–{stay.last_step}"
         )
         made.add_row(
-            str(stay.generation), stay.where, market(stay.market), price(stay.hourly), money(stay.cost), steps,
+            str(stay.generation), stay.place, market(stay.market), price(stay.hourly), money(stay.cost), steps,
             str(stay.saves), stay.note or _short(stay.why),
         )  # fmt: skip
     return made
@@ -95,7 +95,7 @@ def lanes(report: Report, width: int) -> list[Text]:
     """One lane per placement on a common axis, an axis above and a legend below."""
     from rich.text import Text
 
-    names = [f"{stay.generation} {stay.where.split('/', 1)[-1]} {market(stay.market)}" for stay in report.stays]
+    names = [f"{stay.generation} {stay.place} {market(stay.market)}" for stay in report.stays]
     margin = min(max(len(name) for name in names), 28) + 2
     room = max(20, width - margin - 1)
     begin = min([report.created, *(stay.start for stay in report.stays)])

@@ -80,7 +80,7 @@ class Rehearsal:
         folder = config.state / "rehearsals" / stamp
         rehearsed, notes = _adapted(task)
         # Disks stay until the rehearsal is over: what a failed one leaves behind is what its user wants to see.
-        own = {**config.provider("local"), "root": str(folder / "machines"), "keep_disks": True}
+        own = {**config.provider("local"), "root": str(folder / "local"), "keep_disks": True}
         throwaway = dataclasses.replace(
             config, state=folder, home="", home_config={}, database="", providers={"local": own}
         )
@@ -131,7 +131,7 @@ class Rehearsal:
 
     @property
     def _root(self) -> Path:
-        return self.folder / "machines"
+        return self.folder / "local"
 
     def _submit(self, task: Task) -> Job:
         from broker.job import submit

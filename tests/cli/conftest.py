@@ -1,0 +1,28 @@
+"""An installation of its own for every test, and one with a finished job for those that only look."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli.command import Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    made = Cli(tmp_path)
+    yield made
+    if (made.state / "jobs.db").exists():
+        made.end()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cli, str, subprocess.CompletedProcess[str]]:
+    """An installation with one job that has succeeded: the command line, the job's id, what `run` said."""
+    made = Cli(tmp_path_factory.mktemp("finished"))
+    made.task(steps=10)
+    done = made("run", "counter", "-y")
+    (row,) = made.json("ps", "-a")
+    return made, row["id"], done

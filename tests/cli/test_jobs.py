@@ -1,0 +1,123 @@
+"""Real jobs through the command line: run, follow, look, wait, pull, stop, hand over."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+from cli.command import Cli, wait_for
+
+Finished = tuple[Cli, str, subprocess.CompletedProcess[str]]
+
+
+def test_run_shows_the_job_and_reports(finished: Finished) -> None:
+    _, job, done = finished
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "succeeded"
+    assert "begin at step 0" in lines
+    assert "step 10" in lines
+    assert any(line.startswith("spent ") and "(simulated)" in line for line in lines)
+    assert "✓" in done.stdout
+    for word in ("picked", "launched", "running", job):
+        assert word in done.stderr
+    assert "begin at step 0" not in done.stderr
+
+
+def test_ps_and_show(finished: Finished) -> None:
+    cli, job, _ = finished
+    assert cli("ps").stdout == ""
+    assert cli("ps", "-a", "-q").stdout == f"{job}\n"
+    shown = cli("ps", "-a").stdout
+    assert job in shown
+    assert "10/10" in shown
+    assert cli("ps", "--instances").stdout == ""
+    assert cli.json("ps", "--instances") == []
+    told = cli("show", "counter").stdout
+    assert told.splitlines()[-1] == "succeeded"
+    data = cli.json("show", job)
+    assert data["job"] == job
+    assert data["outcome"] == "succeeded"
+    (stay,) = data["stays"]
+    assert (stay["first_step"], stay["last_step"]) == (1, 10)
+    assert [s["what"] for s in stay["segments"]][-2:] == ["run", "close"] or stay["segments"][-1]["what"] == "run"
+    assert {"picked", "launched", "ended"} <= {event["kind"] for event in data["events"]}
+
+
+def test_logs(finished: Finished) -> None:
+    cli, job, _ = finished
+    done = cli("logs", job)
+    assert done.stdout.splitlines()[:3] == ["begin at step 0", "step 5", "step 10"]
+    assert "──── 1 local/" in done.stderr
+    assert cli("logs", "--tail", "1", job).stdout == done.stdout.splitlines()[-1] + "\n"
+    assert cli("logs", "-f", job).stdout == done.stdout
+
+
+def test_wait_and_pull(finished: Finished) -> None:
+    cli, job, _ = finished
+    assert cli("wait", job).stdout == f"{job} succeeded\n"
+    (row,) = cli.json("wait", job)
+    assert row == {"id": job, "status": "succeeded", "exit_code": 0, "message": row["message"]}
+    done = cli("pull", job, "--to", "here")
+    assert done.stdout == "here/outputs/word.txt\n"
+    assert len((cli.folder / "here/outputs/word.txt").read_text(encoding="utf-8")) == 64
+    assert f"{job} succeeded" in cli("stop", job).stdout
+
+
+def test_a_failed_job_is_100_everywhere(cli: Cli) -> None:
+    cli.task(habit="fails", steps=6)
+    done = cli("run", "counter", "-y", code=100)
+    assert "something broke" in done.stdout
+    assert done.stderr.splitlines()[-2].startswith("error: failed")
+    assert "broker logs" in done.stderr.splitlines()[-1]
+    assert cli("wait", "counter", code=100).stdout.endswith(" failed\n")
+    assert "no outputs" in cli("pull", "counter", code=101).stderr
+
+
+def test_detached_then_waited_for_and_stopped(cli: Cli) -> None:
+    cli.task(steps=500)
+    done = cli("run", "counter", "-y", "-d")
+    job = done.stdout.strip()
+    assert f"broker logs -f {job}" in done.stderr
+    assert job.startswith("counter-")
+    assert "still" in cli("wait", job, "--timeout", "1", code=101).stderr
+    wait_for(lambda: cli.json("ps")[0]["step"], "the first step")
+    (rented,) = cli.json("ps", "--instances")
+    assert rented["job"] == job
+    stopped = cli("stop", job)
+    assert stopped.stdout == f"{job} stopped\n"
+    assert "nothing of it is left" in stopped.stderr
+    assert cli.json("ps", "--instances") == []
+    assert cli("wait", job, code=103).stdout == f"{job} stopped\n"
+    assert cli.json("show", job)["stays"][0]["saves"] >= 1, "it was let save first"
+
+
+def test_an_interrupted_run_is_handed_over(cli: Cli) -> None:
+    cli.task(steps=30)
+    process = cli.start("run", "counter", "-y", "-o", "json")
+    job = wait_for(lambda: [row["id"] for row in cli.json("ps") if row["step"]], "the first step")[0]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert f"{job} goes on in the background" in err
+    assert cli("wait", job, timeout=60).stdout == f"{job} succeeded\n"
+    assert len(cli.json("show", job)["stays"]) == 1, "it was not moved for that"
+
+
+def test_run_in_quiet_and_json(cli: Cli) -> None:
+    cli.task(steps=5)
+    quiet = cli("run", "counter", "-y", "-q")
+    (first,) = cli.json("ps", "-a")
+    assert quiet.stdout == f"{first['id']}\n"
+    assert quiet.stderr == ""
+    report = json.loads(cli("run", "counter", "-y", "--json", "--env", "STEPS=3").stdout)
+    assert report["status"] == "succeeded"
+    assert report["stays"][0]["last_step"] == 3
+
+
+def test_tick_carries_a_job_on(cli: Cli, tmp_path: Path) -> None:
+    cli.task(steps=5)
+    cli("tick", "--wait", "1")
+    assert cli("up", "--until-idle", timeout=60).returncode == 0

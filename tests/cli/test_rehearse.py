@@ -1,0 +1,67 @@
+"""Rehearsals through the command line: the verdict is right about good programs and about bad ones."""
+
+from __future__ import annotations
+
+import pytest
+from cli.command import Cli
+
+
+@pytest.mark.slow
+def test_a_good_program_survives(cli: Cli) -> None:
+    cli.task(steps=60, pause=0.15)
+    done = cli("rehearse", "counter", "-y", "--seed", "5", "--notice", "aws", "--notice", "vast", code=None)
+    assert done.stdout.splitlines()[-1] == "survives preemption", f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0
+    assert "equals the run without interruption, bit for bit" in done.stdout
+    assert done.stderr.count("TAKE BACK") == 2
+    assert not (cli.state / "rehearsals").exists(), "nothing is left of a rehearsal that went well"
+    assert not (cli.state / "jobs.db").exists(), "nothing of it mixes with real jobs"
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_its_checkpoints_does_not(cli: Cli) -> None:
+    cli.task(steps=25, habit="forgets")
+    done = cli("rehearse", "counter", "-y", "--preempt", "1", "--notice", "vast", code=100)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("does not survive preemption: move 1 → 2: it began again at step 1 although the snapshot of")
+    assert (cli.state / "rehearsals").exists()
+    assert "kept for a look" in done.stderr
+
+
+@pytest.mark.slow
+def test_one_whose_result_differs_does_not(cli: Cli) -> None:
+    cli.task(steps=25, habit="differs")
+    data = cli.json("rehearse", "counter", "--preempt", "1", "--notice", "vast", code=100)
+    assert data["verdict"].startswith("does not survive preemption: outputs/word.txt is not what the run without")
+    assert [take["notice"] for take in data["taken"]] == ["vast"]
+    assert data["report"]["moves"][0]["restored_step"] > 0
+
+
+@pytest.mark.slow
+def test_one_that_never_saves_does_not(cli: Cli) -> None:
+    cli.task(steps=10, habit="lazy")
+    done = cli("rehearse", "counter", "--preempt", "1", code=100)
+    assert (
+        done.stdout.splitlines()[-1] == "does not survive preemption: it never saved anything complete into checkpoints"
+    )
+
+
+@pytest.mark.slow
+def test_too_short_a_run_proves_nothing(cli: Cli) -> None:
+    cli.task(steps=18)
+    done = cli("rehearse", "counter", "--preempt", "5", "--notice", "vast", code=101)
+    assert done.stdout.splitlines()[-1].startswith("not proven: it ended ")
+
+
+@pytest.mark.slow
+def test_a_program_that_fails_by_itself_proves_nothing(cli: Cli) -> None:
+    cli.task(steps=6, habit="fails")
+    done = cli("rehearse", "counter", code=101)
+    assert done.stdout.splitlines()[-1].startswith("not proven: already the run without interruption did not succeed")
+    assert "something broke" in done.stderr
+
+
+def test_a_task_without_checkpoints_needs_no_rehearsal(cli: Cli) -> None:
+    (cli.folder / "plain.yaml").write_text("run: echo hello\nspot: never\n", encoding="utf-8")
+    done = cli("rehearse", "plain.yaml", code=100)
+    assert done.stdout.splitlines()[-1].startswith("does not survive preemption: the task names no checkpoint.path")
