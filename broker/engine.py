@@ -40,6 +40,8 @@ from broker.world import World
 
 WORKFLOW = "spotbroker-job"
 APPLICATION_VERSION = "1"
+RUN = "~"  # between a job's id and the number of its second and later workflows
+GOING = ("PENDING", "ENQUEUED", "DELAYED")
 CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY = 0.5, 3.0, 60.0
 ERRORS_BEFORE_GIVING_UP = 20
 BACKGROUND_IDLE = 5.0
@@ -64,6 +66,14 @@ class WalConnection(sqlite3.Connection):
         super().__init__(*args, **kwargs)
         self.execute("PRAGMA journal_mode=WAL")
         self.execute("PRAGMA synchronous=FULL")
+
+
+class HandedOn(BaseException):
+    """This broker ends and the workflow stays pending for the next one.
+
+    DBOS records every `Exception` of a workflow as its final error, the cancellation at its own shutdown included
+    (3.4: the cancelled future raises concurrent.futures.CancelledError); what is no `Exception` it does not record.
+    """
 
 
 class Closing(Exception):  # noqa: N818 - a state, not an error
@@ -170,11 +180,12 @@ class Engine:
         if self.world.store.claim(job, self.executor_id):
             self._begin(job)
 
-    def _begin(self, job: str) -> None:
+    def _begin(self, job: str, state: JobState | None = None, run: int = 1) -> None:
+        """Start a job's workflow; the id is the job's, so that it starts once however many brokers try."""
         from dbos import DBOS, SetWorkflowID
 
-        with SetWorkflowID(job):
-            DBOS.start_workflow(_workflow(), JobState(job).to_json())
+        with SetWorkflowID(job if run == 1 else f"{job}{RUN}{run}"):
+            DBOS.start_workflow(_workflow(), (state or JobState(job)).to_json())
 
     def _keep_up(self) -> None:
         due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0}
@@ -202,26 +213,47 @@ class Engine:
         """Take over the jobs of brokers that have died; returns their ids."""
         from dbos import DBOS
 
-        pending = DBOS.list_workflows(status="PENDING", name=WORKFLOW, load_input=False, load_output=False)
-        started = {status.workflow_id for status in pending}
         by_holder: dict[str, list[str]] = {}
-        for status in pending:
+        for status in DBOS.list_workflows(status="PENDING", name=WORKFLOW, load_input=False, load_output=False):
             if status.executor_id and status.executor_id != self.executor_id:
                 by_holder.setdefault(status.executor_id, []).append(status.workflow_id)
         adopted: list[str] = []
-        for holder, jobs in by_holder.items():
+        for holder, workflows in by_holder.items():
             if _lock(self.config, holder).free():
-                DBOS.resume_workflows(jobs)
-                adopted += jobs
+                DBOS.resume_workflows(workflows)
+                adopted += [workflow.partition(RUN)[0] for workflow in workflows]
+        return adopted + self._restart_lost()
+
+    def _restart_lost(self) -> list[str]:
+        """Start the jobs that have not ended and have no workflow that could end them.
+
+        A broker that died between claiming a job and starting it leaves a claim without a workflow; a workflow that has
+        ended before its job, by whatever fault, is followed by another from the state that was last shown.
+        """
+        from dbos import DBOS
+
+        restarted: list[str] = []
         for row in self.world.store.jobs(active=True):
-            # A broker that died between claiming a job and starting it leaves a claim without a workflow.
-            holder_id = row.claimed_by
-            if not holder_id or row.id in started or holder_id == self.executor_id:
+            holder = row.claimed_by
+            if not holder:
                 continue
-            if _lock(self.config, holder_id).free() and DBOS.get_workflow_status(row.id) is None:
+            runs = [
+                status
+                for status in DBOS.list_workflows(workflow_id_prefix=row.id, load_input=False, load_output=False)
+                if status.workflow_id.partition(RUN)[0] == row.id
+            ]
+            if any(status.status in GOING for status in runs):
+                continue
+            if runs:
+                state = JobState.from_json(row.state) if row.state else None
+                self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
+                self._begin(row.id, state, run=len(runs) + 1)
+            elif holder == self.executor_id or not _lock(self.config, holder).free():
+                continue
+            else:
                 self._begin(row.id)
-                adopted.append(row.id)
-        return adopted
+            restarted.append(row.id)
+        return restarted
 
     def sweep(self) -> list[str]:
         return sweep(self.world)
@@ -246,8 +278,11 @@ def _register() -> None:
 
     @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
     async def job(data: dict[str, Any]) -> dict[str, Any]:
-        while data["phase"] != "done":
-            data = await DBOS.run_step_async({"name": data["phase"]}, _step, data)
+        try:
+            while data["phase"] != "done":
+                data = await DBOS.run_step_async({"name": data["phase"]}, _step, data)
+        except asyncio.CancelledError:
+            raise HandedOn from None
         return data
 
     _registered["workflow"] = job

@@ -1,0 +1,49 @@
+"""A broker that is told to end, politely, leaves its jobs running; the next one continues them."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from pathlib import Path
+
+from crash.harness import Site, wait_for
+
+from broker.job import Job
+from broker_local.cloud import take_back
+
+LOST = 60
+
+
+def saved(job: Job, generation: int) -> bool:
+    return any(event.kind == "snapshot" and event.generation == generation for event in job.events())
+
+
+def test_a_broker_told_to_end_leaves_its_jobs_to_the_next(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=200, pause=0.03))
+    for number in range(2):
+        process = site.broker("up")
+        wait_for(
+            lambda n=number + 1: any(e.kind == "snapshot" and e.generation == n for e in job.events()), "a snapshot"
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+        assert not job.refresh().done
+        take_back(site.root, site.machines()[0].id, "vast")
+    site.settle()
+    site.audit(lost_at_most=LOST)
+    assert len(job.placements()) == 3
+
+
+def test_a_workflow_that_ended_before_its_job_is_followed_by_another(tmp_path: Path) -> None:
+    """Whatever fault ends a workflow, its machine has an owner again at the next broker's first look."""
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=200, pause=0.03))
+    with site.up():
+        wait_for(lambda: saved(job, 1), "a snapshot")
+    with sqlite3.connect(site.config.state / "engine.db") as database:
+        database.execute("UPDATE workflow_status SET status = 'ERROR', error = NULL")
+    site.settle()
+    site.audit(lost_at_most=LOST)
+    assert len(job.placements()) == 1
+    assert any("its workflow ended as ERROR" in event.text for event in job.events())
