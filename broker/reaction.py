@@ -97,6 +97,8 @@ def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
     if fresh:
         # The broker's copy of each parent wins from now on; a recorded step makes it durable.
         return state.to("watch", parents={**state.parents, **fresh})
+    if (finished := _finished(state, seen)) is not None:
+        return finished
     if (changed := _retire(state, seen)) is not None:
         return changed
     if state.outcome is None and seen.want in ("stop", "stop-now") and (state.live or state.then != "launch"):
@@ -140,6 +142,18 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
         act = act or entry.gone_at is not None or due or again
         entries.append(entry)
     return state.to("retire", retiring=tuple(entries)) if act else None
+
+
+def _finished(state: JobState, seen: Seen) -> JobState | None:
+    """A program that has succeeded has, whatever was going on: it beats a move under way, a stop and a limit."""
+    if state.outcome is not None and state.outcome.status == "succeeded":
+        return None
+    if not any((seen.result(entry.generation) or {}).get("outcome") == "succeeded" for entry in state.retiring):
+        return None
+    state = replace(state, outcome=Outcome("succeeded", 0, "succeeded"))
+    if state.live is not None:
+        state = _out(state, state.live, seen, why="succeeded", order="end")
+    return state.to("retire")
 
 
 def _stop(state: JobState, seen: Seen, limits: Limits) -> JobState:

@@ -239,6 +239,21 @@ def test_retiring_is_served_before_anything_else() -> None:
     assert closed.live is not None
 
 
+@pytest.mark.parametrize("outcome", [None, Outcome("stopped", 103, "stopped"), Outcome("limit", 104, "max_moves")])
+def test_a_success_on_the_way_out_beats_the_move_the_stop_and_the_limit(outcome: Outcome | None) -> None:
+    old = Retiring(held(1), why="notice", order="retire", since=NOW - 10, terminate_at=NOW + 100)
+    live = None if outcome else held(2)
+    state = job(generation=2, live=live, retiring=(old,), outcome=outcome)
+    seen = Seen(NOW, instances={1: instance(), 2: instance(id="m-2")}, beats={1: beat(result={"outcome": "succeeded"})})
+    after = react(state, seen, LIMITS)
+    assert after is not None
+    assert after.outcome is not None
+    assert (after.outcome.status, after.phase, after.live) == ("succeeded", "retire", None)
+    if live:
+        assert after.retiring[-1].generation == 2
+        assert after.retiring[-1].terminate_at == NOW
+
+
 def test_a_second_notice_while_an_older_program_may_still_run() -> None:
     """The third placement must wait for both: the second one's end says nothing about the first one's program."""
     old = Retiring(held(1), why="notice", order="retire", since=NOW - 10, terminate_at=NOW + 100)
