@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import traceback
 from pathlib import Path
 
 from broker.guest.bootfile import Boot
+from broker.guest.disk import fire_timer
 from broker.guest.machine import Machine
 from broker.guest.provider import ProviderHalf
 
@@ -22,25 +24,37 @@ def main() -> None:
     """Never returns before the machine's end was accepted: a container whose PID 1 has gone is only started again."""
     os.umask(0o077)
     folder = Path(os.environ.get("SPOTBROKER_DIR") or DEFAULT_FOLDER)
-    boot = Boot.from_bytes((folder / "boot.json").read_bytes())
-    provider = ProviderHalf.load(boot.provider_guest)
+
+    def refused(text: str) -> None:
+        """The provider's half did not end the machine; the shell's timer has a way of its own."""
+        say(text)
+        with contextlib.suppress(OSError):
+            fire_timer(folder)
+
     try:
-        why = _placement(boot, folder, provider)
-    except Exception as error:  # noqa: BLE001 - whatever happens, a machine must not stay behind
+        boot = Boot.from_bytes((folder / "boot.json").read_bytes())
+        provider = ProviderHalf.load(boot.provider_guest)
+    except Exception:  # noqa: BLE001 - without either nothing can be run, and nobody told
         traceback.print_exc()
-        why = f"the guest failed: {type(error).__name__}"
-    say(f"ending this machine: {why}")
-    provider.end_machine(why, say)
+        refused("the guest could not start")
+    else:
+        why = _placement(boot, folder, provider)
+        say(f"ending this machine: {why}")
+        provider.end_machine(why, refused)
     time.sleep(AFTER_END)
     if os.getpid() == 1:
         threading.Event().wait()
 
 
 def _placement(boot: Boot, folder: Path, provider: ProviderHalf) -> str:
-    machine = Machine(boot, folder, provider, dict(os.environ))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=machine.sigterm, name="sigterm").start())
-    return machine.run()
+    try:
+        machine = Machine(boot, folder, provider, dict(os.environ))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: threading.Thread(target=machine.sigterm, name="sigterm").start())
+        return machine.run()
+    except Exception as error:  # noqa: BLE001 - whatever happens, a machine must not stay behind
+        traceback.print_exc()
+        return f"the guest failed: {type(error).__name__}"
 
 
 def say(text: str) -> None:

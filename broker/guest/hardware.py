@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from broker.gpus import canonical
+from broker.gpus import canonical, same
 
 WITHOUT_SMI = re.compile(r"MI\d")  # AMD's cards; nvidia-smi says nothing of them
 
@@ -39,5 +39,4 @@ def _same(wanted: str, name: str) -> bool:
         found = canonical(name)
     except ValueError:
         return True
-    # `H100` may be an H100-SXM; but an A100 is no A100-80GB.
-    return found == wanted or (found.startswith(f"{wanted}-") and not re.match(r"\d+GB", found[len(wanted) + 1 :]))
+    return same(wanted, found)

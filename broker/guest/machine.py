@@ -7,6 +7,7 @@ asks the provider. What may block before the program runs is done aside, so that
 from __future__ import annotations
 
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,14 @@ class Machine:
         except Interrupted as interrupted:
             cause = interrupted.cause
             verdict = Verdict(cause.outcome, cause.reason)
+        except Stale:
+            raise
         except (Refused, BrokerError, OSError, ValueError) as error:
             verdict = Verdict("failed", str(error))
+        except Exception as error:  # noqa: BLE001 - said as the result, or the job would be moved for ever
+            traceback.print_exc()
+            self.contain.kill()
+            verdict = Verdict("failed", f"the guest failed: {type(error).__name__}: {error}")
         c.status.set(state="closing")
         ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used)
         until = ending.until(self.clock, self.boot.patience)

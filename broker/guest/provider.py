@@ -28,14 +28,17 @@ class ProviderHalf:
     def sigterm_seconds(self) -> float:
         return self.sigterm() or SIGTERM_SECONDS
 
-    def end_machine(self, why: str, say: Callable[[str], None]) -> None:
-        """Return only once the end was accepted; tried for ever, because a machine that stays goes on billing."""
+    def end_machine(self, why: str, refused: Callable[[str], None]) -> None:
+        """Return only once the end was accepted; tried for ever, because a machine that stays goes on billing.
+
+        refused: told of every try that failed.
+        """
         pause = 1.0
         while True:
             try:
                 self.end(why)
                 return
             except Exception as error:  # noqa: BLE001 - a provider's own code; whatever it is, try again
-                say(f"the machine could not be ended: {error}")
+                refused(f"the machine could not be ended: {error}")
             time.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)

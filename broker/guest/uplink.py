@@ -38,7 +38,7 @@ class Uplink(threading.Thread):
         self._done = threading.Condition()
         self._asked = self._sent = 0
         self._log_seq: int | None = None
-        self._time_at = self._renew_at = 0.0
+        self._time_at, self._renew_at = 0.0, -RENEW_AGAIN
         self._began = time.time()
         self._hopeless = False
         status.changed = self.ask
@@ -76,7 +76,7 @@ class Uplink(threading.Thread):
 
     def run(self) -> None:
         next_beat = next_log = 0.0
-        while True:
+        while not self.stale:  # a generation that has fallen writes nothing more
             now = time.monotonic()
             with self._done:
                 asked = self._asked
@@ -172,14 +172,21 @@ class Uplink(threading.Thread):
             self.renew()
 
     def renew(self) -> None:
-        """Take fresh access where some is offered; the same `Home` then uses it."""
+        """Take fresh access where the broker has put some; the same `Home` then uses it.
+
+        By the URL that outlives the old access where there is one, else with the old access while it lasts.
+        """
         now = time.monotonic()
-        if not self.boot.access_url or now - self._renew_at < RENEW_AGAIN:
+        if now - self._renew_at < RENEW_AGAIN:
             return
         self._renew_at = now
         try:
-            with urllib.request.urlopen(self.boot.access_url, timeout=20) as reply:  # noqa: S310 - the broker's own URL
-                access = Access.from_json(json.loads(reply.read()))
+            raw = self._fresh_access()
+            if raw is None:
+                return
+            access = Access.from_json(json.loads(raw))
+            if access.expires_at == self.home.access.expires_at:
+                return
             fresh = Home(access)
         except (OSError, ValueError, TypeError, HomeError) as error:
             self.status.warn(f"fresh access to the home could not be had: {error}")
@@ -187,6 +194,12 @@ class Uplink(threading.Thread):
         self.home.access, self.home.store = fresh.access, fresh.store
         self._began = time.time()
         self.status.set(access_expires=access.expires_at)
+
+    def _fresh_access(self) -> bytes | None:
+        if not self.boot.access_url:
+            return self.home.find(self.keys.access(self.boot.generation))
+        with urllib.request.urlopen(self.boot.access_url, timeout=20) as reply:  # noqa: S310 - the broker's own URL
+            return bytes(reply.read())
 
 
 def reachable(url: str) -> None:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from clouds.seaweedfs import SeaweedFS
 from guest.placements import Job, wait_for
 
@@ -84,7 +85,8 @@ def test_on_a_real_store_with_the_jobs_own_key(guest, tmp_path, seaweedfs: Seawe
             placement.kill()
 
 
-def test_fresh_access_is_taken_before_the_old_one_ends(job, tmp_path):
+@pytest.mark.parametrize("by_url", [True, False])
+def test_fresh_access_is_taken_before_the_old_one_ends(job, tmp_path, by_url):
     fresh = tmp_path / "access"
     boot = Boot(
         job=job.id,
@@ -97,10 +99,13 @@ def test_fresh_access_is_taken_before_the_old_one_ends(job, tmp_path):
         end_why="",
         guest_url="",
         guest_sha256="",
-        access_url=fresh.as_uri(),
+        access_url=fresh.as_uri() if by_url else "",
         beat=0.05,
     )
-    fresh.write_text(json.dumps(replace(boot.home, expires_at=2e9).to_json()))
+    raw = json.dumps(replace(boot.home, expires_at=2e9).to_json())
+    fresh.write_text(raw)
+    if not by_url:
+        job.home.put(job.keys.access(1), raw.encode())
     job.live = 1
     job.write_control()
     clock = Clock(boot.end_by, "", boot.frozen_at)

@@ -88,3 +88,16 @@ def test_notice_while_waiting_is_a_move(job):
     placement.notice(60)
     assert placement.until_ended(10)["outcome"] == "moved"
     assert placement.closed is not None
+
+
+def test_a_guest_that_cannot_start_still_ends_its_machine(job):
+    """Its provider's half is missing: the boot script's timer has a way of its own."""
+    placement = job.task("echo never").place(provider_guest="broker_missing.guest")
+    placement.process.wait(20)
+    assert "No module named 'broker_missing'" in placement.console
+
+
+def test_a_guest_that_fails_says_so_as_the_result(job):
+    result = job.task("echo never", outputs=5).place().until_ended()
+    assert result["outcome"] == "failed"
+    assert result["reason"].startswith("the guest failed: TypeError")
