@@ -1,99 +1,319 @@
-"""One canonical name per GPU model; the common spellings map to it.
+"""GPUs by name: every spelling maps to one card, a family of cards, or a wish for memory.
 
 A name is looked up whole, never by its beginning: `A100` is the 40 GB card and is not `A100-80GB`, `A40` is not
-`RTXA4000`. The canonical names are SkyPilot's where it has one (its catalog, v8), so task files carry over.
+`RTXA4000`. A *family* is a model with its memory, such as `H100`; its *forms*, such as `H100-SXM` and `H100-PCIe`, are
+cards of their own. A request for a family takes any of its forms, and `taken` says which it was. The names are
+SkyPilot's where it has one (its catalog, v8), so task files carry over.
+
+Memory is what a card is sold with, in GiB, as in "the 80 GB card". Drivers and price lists report some percent less, or
+the same number in another unit: `nominal` brings these back.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from dataclasses import dataclass
+from functools import lru_cache
 
-# canonical name: other spellings, without the vendor's words and separators, which `_folded` takes away.
-_CARDS: dict[str, tuple[str, ...]] = {
-    "A10": (),
-    "A10G": (),
-    "A16": (),
-    "A30": (),
-    "A40": (),
-    "A100": ("A100-40GB", "A100-PCIE-40GB", "A100 40GB PCIe", "A100-SXM4-40GB", "A100-40GB-SXM"),
-    "A100-80GB": ("A100-PCIE-80GB", "A100 80GB PCIe"),
-    "A100-80GB-SXM": ("A100-SXM4-80GB", "A100-SXM-80GB"),
-    "B200": ("B200-SXM",),
-    "B300": ("B300-SXM",),
-    "GB200": (),
-    "GH200": (),
-    "H100": ("H100-80GB",),
-    "H100-NVL": (),
-    "H100-PCIe": ("H100-PCIE-80GB",),
-    "H100-SXM": ("H100-SXM5", "H100 80GB HBM3", "H100-80GB-SXM"),
-    "H200": (),
-    "H200-NVL": (),
-    "H200-SXM": ("H200-SXM5",),
-    "K80": (),
-    "L4": (),
-    "L40": (),
-    "L40S": (),
-    "M60": (),
-    "MI250": ("MI250X",),
-    "MI300X": (),
-    "MI325X": (),
-    "P4": (),
-    "P40": (),
-    "P100": ("P100-16GB", "P100-PCIE-16GB"),
-    "RTX2080-Ti": (),
-    "RTX3060": (),
-    "RTX3060-Ti": (),
-    "RTX3070": (),
-    "RTX3070-Ti": (),
-    "RTX3080": (),
-    "RTX3080-Ti": (),
-    "RTX3090": (),
-    "RTX3090-Ti": (),
-    "RTX4060-Ti": (),
-    "RTX4070": (),
-    "RTX4070-Ti": (),
-    "RTX4080": (),
-    "RTX4080-SUPER": (),
-    "RTX4090": (),
-    "RTX5070-Ti": (),
-    "RTX5080": (),
-    "RTX5090": (),
-    "RTX4000-Ada": ("RTX 4000 Ada Generation",),
-    "RTX5000-Ada": ("RTX 5000 Ada Generation",),
-    "RTX6000": (),
-    "RTX6000-Ada": ("RTX 6000 Ada Generation",),
-    "RTXA2000": ("A2000",),
-    "RTXA4000": ("A4000",),
-    "RTXA4500": ("A4500",),
-    "RTXA5000": ("A5000",),
-    "RTXA6000": ("A6000",),
-    "RTXPRO6000": ("RTX PRO 6000 Blackwell",),
-    "T4": (),
-    "T4g": (),
-    "V100": ("V100-16GB", "V100-SXM2", "V100-SXM2-16GB", "V100-PCIE-16GB"),
-    "V100-32GB": ("V100-SXM2-32GB", "V100-32GB-SXM2", "V100-PCIE-32GB"),
+# Family: memory, forms, other spellings of the model. A form with memory of its own is written `NVL:94`.
+# Memory as the makers' data sheets have it; of boards with two processors (K80, M60, A16), of one, as drivers count.
+_FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
+    "A10": (24, "", ()),
+    "A10G": (24, "", ()),
+    "A16": (16, "", ()),
+    "A30": (24, "", ("RTX A30",)),
+    "A40": (48, "", ()),
+    "A100": (40, "SXM PCIe", ()),
+    "A100-80GB": (80, "SXM PCIe", ()),
+    "A800": (80, "SXM PCIe", ()),
+    "B200": (180, "", ("B200-SXM", "B200-SXM6")),
+    "B300": (288, "", ("B300-SXM", "B300-SXM6")),
+    "GB200": (186, "", ()),
+    "GB300": (288, "", ()),
+    "GH200": (96, "", ("GH200-480GB",)),
+    "H100": (80, "SXM PCIe NVL:94", ()),
+    "H200": (141, "SXM NVL", ()),
+    "K80": (12, "", ()),
+    "L4": (24, "", ()),
+    "L40": (48, "", ()),
+    "L40S": (48, "", ()),
+    "M60": (8, "", ()),
+    "P4": (8, "", ()),
+    "P40": (24, "", ()),
+    "P100": (16, "SXM PCIe", ()),
+    "T4": (16, "", ()),
+    "T4g": (16, "", ()),
+    "V100": (16, "SXM PCIe FHHL", ()),
+    "V100-32GB": (32, "SXM PCIe", ()),
+    "GTX1080": (8, "", ()),
+    "GTX1080-Ti": (11, "", ()),
+    "GTX1660-SUPER": (6, "", ("GTX1660S",)),
+    "RTX2060": (6, "", ()),
+    "RTX2070": (8, "", ()),
+    "RTX2080": (8, "", ()),
+    "RTX2080-Ti": (11, "", ()),
+    "RTX3060": (12, "", ()),
+    "RTX3060-Ti": (8, "", ()),
+    "RTX3070": (8, "", ()),
+    "RTX3070-Ti": (8, "", ()),
+    "RTX3080": (10, "", ()),
+    "RTX3080-Ti": (12, "", ()),
+    "RTX3090": (24, "", ()),
+    "RTX3090-Ti": (24, "", ()),
+    "RTX4060": (8, "", ()),
+    "RTX4060-Ti": (8, "", ()),
+    "RTX4070": (12, "", ()),
+    "RTX4070-SUPER": (12, "", ("RTX4070S",)),
+    "RTX4070-Ti": (12, "", ()),
+    "RTX4070-Ti-SUPER": (16, "", ("RTX4070S-Ti", "RTX4070-TiS")),
+    "RTX4080": (16, "", ()),
+    "RTX4080-SUPER": (16, "", ("RTX4080S",)),
+    "RTX4090": (24, "", ()),
+    "RTX5060": (8, "", ()),
+    "RTX5060-Ti": (8, "", ()),
+    "RTX5070": (12, "", ()),
+    "RTX5070-Ti": (16, "", ()),
+    "RTX5080": (16, "", ()),
+    "RTX5090": (32, "", ()),
+    "TITAN-RTX": (24, "", ()),
+    "TITAN-V": (12, "", ()),
+    "M4000": (8, "", ()),
+    "P4000": (8, "", ()),
+    "RTX4000": (8, "", ()),
+    "RTX5000": (16, "", ()),
+    "RTX6000": (24, "", ()),
+    "RTX8000": (48, "", ()),
+    "RTXA2000": (6, "", ("A2000",)),
+    "RTXA4000": (16, "", ("A4000",)),
+    "RTXA4500": (20, "", ("A4500",)),
+    "RTXA5000": (24, "", ("A5000",)),
+    "RTXA5500": (24, "", ("A5500",)),
+    "RTXA6000": (48, "", ("A6000",)),
+    "RTX2000-Ada": (16, "", ()),
+    "RTX4000-Ada": (20, "SFF", ("RTX4000-SFF-Ada",)),
+    "RTX4500-Ada": (24, "", ()),
+    "RTX5000-Ada": (32, "", ("A5000-Ada",)),
+    "RTX5880-Ada": (48, "", ()),
+    "RTX6000-Ada": (48, "", ("A6000-Ada",)),
+    "RTXPRO4000": (24, "", ()),
+    "RTXPRO4500": (32, "", ()),
+    "RTXPRO5000": (48, "", ()),
+    "RTXPRO6000": (96, "Server Workstation MaxQ", ()),
+    "MI25": (16, "", ()),
+    "MI250": (128, "", ("MI250X",)),
+    "MI300X": (192, "", ()),
+    "MI325X": (256, "", ()),
+    "V520": (8, "", ("Pro-V520",)),
+    "Gaudi": (32, "", ("Gaudi-HL-205", "HL-205")),
 }
-_VENDOR = re.compile(r"^(NVIDIA|AMD|TESLA|QUADRO|GEFORCE|INSTINCT)+")
-_SEPARATORS = re.compile(r"[\s_-]+")
+_FORMS: dict[str, tuple[str, ...]] = {
+    "SXM": ("SXM", "SXM2", "SXM3", "SXM4", "SXM5", "NVLINK"),
+    "PCIe": ("PCIE",),
+    "Server": ("SERVER", "S"),
+    "Workstation": ("WORKSTATION", "WS"),
+    "MaxQ": ("MAXQ", "MAXQWORKSTATION"),
+}
+# Spellings that no rule makes. `H100 80GB HBM3` is what the driver calls the SXM card.
+_ODD = {
+    "H100-SXM": ("H100 80GB HBM3", "H100 HBM3", "H100-MEGA"),
+    "RTXPRO6000-Server": ("RTX PRO Server 6000",),
+    "RTX4000-Ada-SFF": ("RTX4000-SFF-Ada",),
+}
+_VENDORS = {"AMD": ("MI25", "MI250", "MI300X", "MI325X", "V520"), "Intel": ("Gaudi",)}
+_VENDOR_WORDS = re.compile(r"^(NVIDIA|AMD|INTEL|TESLA|QUADRO|GEFORCE|INSTINCT|RADEON)+")
+_FILLING = re.compile(r"GENERATION|EDITION|BLACKWELL|GPU|(?<=\d)OAM|(?<=X)OAM")
+_SEPARATORS = re.compile(r"[\s_()-]+")
+_SELECTOR = re.compile(r"(?:(?P<vendor>[a-z]+):)?(?P<size>\d+(?:\.\d+)?)\s*Gi?B(?P<more>\+)?", re.IGNORECASE)
+_AMOUNT = re.compile(r"-\d+GB$")
+_SHORT = 0.92
+"""The least share of its nominal memory that a whole card reports: A10G 22,888 MiB of 24 GB, B300 275,040 of 288."""
+_LONG = 1.03
+_MIB = 1000.0
+"""A number above this is MiB, whatever its field is called: no card has so many GiB, and none so few MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One model. family: its name without a form; form: SXM, PCIe, NVL …, empty where there is but one, or none told.
+
+    memory: GiB as sold. vendor: NVIDIA, AMD or Intel.
+    """
+
+    name: str
+    family: str
+    form: str
+    memory: float
+    vendor: str
+
+
+def _table() -> tuple[dict[str, Card], dict[str, Card]]:
+    """The cards by name, and by every spelling. Of two cards that could share a spelling the first family keeps it."""
+    cards: dict[str, Card] = {}
+    known: dict[str, Card] = {}
+    for family, (memory, forms, aliases) in _FAMILIES.items():
+        model, inside = _AMOUNT.sub("", family), bool(_AMOUNT.search(family))
+        vendor = next((vendor for vendor, models in _VENDORS.items() if model in models), "NVIDIA")
+        for form in ("", *forms.split()):
+            form, _, own = form.partition(":")  # noqa: PLW2901
+            made = Card(f"{family}-{form}".rstrip("-"), family, form, float(own or memory), vendor)
+            cards[made.name] = made
+            shapes = ("",) if not form else tuple(_FORMS.get(form, (form.upper(),)))
+            shapes += ("PCIE",) if not forms else ()
+            # `A100-80GB` is only that card where the memory is named.
+            sizes = (f"{made.memory:g}GB",) if inside else ("", f"{made.memory:g}GB")
+            for name in (model if inside else family, *aliases):
+                for shape in shapes:
+                    for amount in sizes:
+                        known.setdefault(_folded(f"{name}-{amount}-{shape}"), made)
+                        known.setdefault(_folded(f"{name}-{shape}-{amount}"), made)
+    for name, spellings in _ODD.items():
+        known.update({_folded(spelling): cards[name] for spelling in spellings})
+    return cards, known
 
 
 def _folded(name: str) -> str:
-    return _VENDOR.sub("", _SEPARATORS.sub("", name.upper()))
+    return _FILLING.sub("", _VENDOR_WORDS.sub("", _SEPARATORS.sub("", name.upper())))
 
 
-_KNOWN = {_folded(spelling): card for card, others in _CARDS.items() for spelling in (card, *others)}
-
-
-def canonical(name: str) -> str:
-    """The canonical name of a card. Raises ValueError for an unknown one, with the nearest known name."""
-    folded = _folded(name)
-    if card := _KNOWN.get(folded):
-        return card
-    near = difflib.get_close_matches(folded, _KNOWN, n=1, cutoff=0.5)
-    raise ValueError(f"unknown GPU {name.strip()!r}" + (f"; did you mean {_KNOWN[near[0]]}?" if near else ""))
+_CARDS, _KNOWN = _table()
+_SIZES = sorted({card.memory for card in _CARDS.values()})
 
 
 def names() -> tuple[str, ...]:
     """Every canonical name, sorted."""
     return tuple(sorted(_CARDS))
+
+
+def canonical(name: str) -> str:
+    """The canonical name of a card. Raises ValueError for an unknown one, with the nearest known name."""
+    return card(name).name
+
+
+@lru_cache(maxsize=4096)
+def card(name: str, memory: float = 0.0) -> Card:
+    """The card of that name. memory: what its machine reports, GiB or MiB, 0 where it does not.
+
+    Where one name is sold with several memories, as A100 is, the reported one decides. Raises ValueError as
+    `canonical`.
+    """
+    folded = _folded(name)
+    found = _KNOWN.get(folded)
+    if found is None:
+        if folded.startswith("TPU"):
+            raise ValueError(f"{name.strip()!r} is a TPU; only GPUs can be asked for")
+        near = difflib.get_close_matches(folded, _KNOWN, n=1, cutoff=0.5)
+        raise ValueError(f"unknown GPU {name.strip()!r}" + (f"; did you mean {_KNOWN[near[0]].name}?" if near else ""))
+    if memory and not _is(memory, found.memory):
+        others = [c for c in _CARDS.values() if _model(c) == _model(found) and _is(memory, c.memory)]
+        # The form that was named counts; where none was, the family before its forms.
+        others.sort(key=lambda c: (c.form != found.form, bool(c.form)))
+        if others and (others[0].form == found.form or not found.form):
+            return others[0]
+    return found
+
+
+def _model(of: Card) -> str:
+    return _AMOUNT.sub("", of.family)
+
+
+def _gib(memory: float) -> float:
+    return memory / 1024 if memory > _MIB else memory
+
+
+def _is(reported: float, memory: float) -> bool:
+    return _SHORT * memory <= _gib(reported) <= _LONG * memory
+
+
+def nominal(reported: float, name: str = "") -> float:
+    """The GiB that a card is sold with, from what a machine or a price list reports of it, in MiB or in GiB (or GB).
+
+    name: the card, where it is known. 81920 and 80 are 80; 24564 is 24; 143771 is 141. What is no whole card's memory,
+    as a share of one, stays as it is.
+    """
+    gib = _gib(reported)
+    if name:
+        try:
+            found = card(name, reported)
+        except ValueError:
+            pass
+        else:
+            if _is(reported, found.memory) or gib < found.memory:
+                return found.memory if _is(reported, found.memory) else gib
+    fitting = [size for size in _SIZES if _is(reported, size)]
+    return min(fitting, key=lambda size: abs(size - gib)) if fitting else gib
+
+
+def wanted(text: str) -> str:
+    """What may be asked for, in canonical form: a card, a family, or memory as `24GB`, `24GB+`, `nvidia:40GB+`.
+
+    Raises ValueError.
+    """
+    selector = _SELECTOR.fullmatch(text.strip())
+    if selector is None:
+        return canonical(text)
+    vendor = selector["vendor"]
+    if vendor and vendor.upper() not in ("NVIDIA", "AMD", "INTEL"):
+        raise ValueError(f"unknown maker {vendor!r} in {text.strip()!r}: nvidia, amd or intel")
+    if not float(selector["size"]) > 0:
+        raise ValueError(f"the memory must be above zero: {text.strip()!r}")
+    return (f"{vendor.lower()}:" if vendor else "") + f"{float(selector['size']):g}GB{selector['more'] or ''}"
+
+
+def counted(text: str) -> tuple[str, int]:
+    """What and how many from `A100`, `A100:8`, `24GB+:2`, `nvidia:40GB+:2`. Raises ValueError.
+
+    A share of a card is the whole card: `A100:0.5` is one, since nobody rents out less.
+    """
+    name, colon, number = text.strip().rpartition(":")
+    if not colon or not re.match(r"[-+.\d]|$", number) or _SELECTOR.fullmatch(number):
+        return wanted(text), 1
+    if not re.fullmatch(r"\d{1,4}|0?\.\d{1,6}", number, re.ASCII) or not float(number):
+        raise ValueError(f"the number of GPUs must be a whole number above zero, or a share of one: {text.strip()!r}")
+    return wanted(name), math.ceil(float(number))
+
+
+@lru_cache(maxsize=65536)
+def matches(request: str, offered: str, memory: float = 0.0) -> bool:
+    """Does an offered card do for a request, both canonical? memory: what the offer reports, 0 where it does not.
+
+    A request without a form takes any form of its family; one with a form takes that form only. A share of a card is
+    not the card. Never raises: names nobody knows match only themselves.
+    """
+    try:
+        found = card(offered, memory)
+    except ValueError:
+        return request == offered
+    if memory and _gib(memory) < _SHORT * found.memory:
+        return False  # a share of the card, or a smaller edition of it
+    if (selector := _SELECTOR.fullmatch(request)) is not None:
+        has = max(found.memory, nominal(memory, found.name))
+        size, vendor = float(selector["size"]), selector["vendor"]
+        enough = has >= size if selector["more"] else _is(size, has) or has == size
+        return enough and (not vendor or vendor.upper() == found.vendor.upper())
+    try:
+        asked = card(request)
+    except ValueError:
+        return request == offered
+    return asked.family == found.family and asked.form in ("", found.form)
+
+
+def same(one: str, other: str) -> bool:
+    """May these two names mean one card? As `matches`, but a form that either leaves out is no difference."""
+    try:
+        first, second = card(one), card(other)
+    except ValueError:
+        return one == other
+    return first.family == second.family and (first.form == second.form or not first.form or not second.form)
+
+
+def taken(request: str, offered: str, memory: float = 0.0) -> str:
+    """What a request that left something open got: `H100-SXM`, `RTX4090 with 24 GB`; empty where nothing was open."""
+    try:
+        found = card(offered, memory)
+    except ValueError:
+        return ""
+    if _SELECTOR.fullmatch(request) is not None:
+        return f"{found.name} with {max(found.memory, nominal(memory, found.name)):g} GB"
+    return "" if found.name == request else found.name

@@ -334,16 +334,17 @@ def offers(
     infra: Sequence[str] = (),
     config: Config | None = None,
 ) -> list[Offer]:
-    """What can be rented now, cheapest first. gpu: `A100` or `A100:8`, None for machines without one."""
-    from broker.gpus import canonical
+    """What can be rented now, cheapest first. gpu: `A100`, `A100:8` or `24GB+`, None for machines without one."""
+    from broker.gpus import counted
     from broker.market import Marketplace
     from broker.offer import OfferQuery
+    from broker.policy.shape import misfit
 
-    name, _, count = (gpu or "").partition(":")
+    card, count = counted(gpu) if gpu else (None, 0)
     markets = {None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)}[spot]
     query = OfferQuery(
-        gpu=canonical(name) if name else None,
-        gpu_count=int(count or 1) if name else 0,
+        gpu=card,
+        gpu_count=count,
         cpus=cpus,
         memory=memory,
         disk=disk,
@@ -351,4 +352,4 @@ def offers(
         markets=markets,
     )
     book = Marketplace(config or load_config()).offers([query])
-    return sorted(book.offers, key=lambda offer: offer.hourly)
+    return sorted((offer for offer in book.offers if not misfit(offer, query)), key=lambda offer: offer.hourly)

@@ -80,7 +80,8 @@ class Offer:
 class OfferQuery:
     """What a task asks of a machine. Sizes are at least; empty means no wish.
 
-    gpu, gpu_count: one canonical card and how many. disk: GiB that the offer's disk price is for.
+    gpu, gpu_count: a card, a family of cards or a wish for memory such as `24GB+`, to be compared by
+    `broker.gpus.matches`, and exactly how many. disk: GiB that the offer's disk price is for.
     infra: patterns `provider[/region[/zone]]` with `*`; an offer matches any of them.
     """
 

@@ -61,7 +61,8 @@ def init_verb(
 def offers_verb(
     screen: Screen,
     gpu: Annotated[
-        str | None, typer.Argument(metavar="[GPU[:N]]", help="Such as H100 or A100:8; none for machines without.")
+        str | None,
+        typer.Argument(metavar="[GPU[:N]]", help="Such as H100, A100:8 or 24GB+; none for machines without."),
     ] = None,
     cpus: Annotated[float, typer.Option("--cpus", metavar="N", help="At least so many CPUs.")] = 0.0,
     memory: Annotated[float, typer.Option("--memory", metavar="GIB", help="At least so much memory.")] = 0.0,
@@ -242,21 +243,18 @@ def _query(
     infra: Sequence[str],
     spot: bool | None,
 ) -> OfferQuery:
-    from broker.gpus import canonical
+    from broker.gpus import counted
     from broker.offer import Market, OfferQuery
 
-    name, _, count = (gpu or "").partition(":")
-    if count and not (count.isdigit() and int(count)):
-        raise Usage(f"{gpu!r} is not GPU:N", fix="broker offers A100:8")
     try:
-        card = canonical(name) if name else None
+        card, count = counted(gpu) if gpu else (None, 0)
     except ValueError as error:
-        raise Usage(str(error), fix="broker offers A100") from error
+        raise Usage(str(error), fix="broker offers A100:8") from error
     markets = {
         None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)
     }[spot]  # fmt: skip
     return OfferQuery(
-        gpu=card, gpu_count=int(count or 1) if name else 0, cpus=cpus, memory=memory, disk=disk,
+        gpu=card, gpu_count=count, cpus=cpus, memory=memory, disk=disk,
         infra=tuple(infra), markets=markets,
     )  # fmt: skip
 
@@ -264,5 +262,6 @@ def _query(
 def _fits(offer: Offer, query: OfferQuery) -> bool:
     """A provider may answer more than was asked of it."""
     from broker.policy.infra import matcher
+    from broker.policy.shape import misfit
 
-    return offer.market in query.markets and matcher(query.infra)(offer)
+    return offer.market in query.markets and matcher(query.infra)(offer) and not misfit(offer, query)

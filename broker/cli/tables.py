@@ -162,6 +162,8 @@ def why(candidate: Candidate, best: Candidate, rank: int) -> str:
     parts = ["cheapest" if rank == 1 else f"+{more:.0f}%" if more >= 0.5 else "as cheap"]
     if candidate.on_demand and candidate.offer.market is Market.SPOT:
         parts.append(f"saves {100 * (1 - candidate.cost / candidate.on_demand):.0f}%")
+    if candidate.taken:
+        parts.append(f"is {candidate.taken}")
     if candidate.insisted:
         parts.append(candidate.insisted)
     return ", ".join(parts)

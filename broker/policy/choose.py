@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from broker.offer import Market, Offer, OfferQuery
+from broker import gpus
+from broker.offer import Market, Offer
 from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
 from broker.policy.explain import chosen, nothing_fits
 from broker.policy.infra import matcher, within
 from broker.policy.memory import UNKNOWN_LIMIT, Cooldown, Memory
+from broker.policy.shape import misfit
 
 __all__ = ["Candidate", "Decision", "Kind", "Memory", "Rejected", "Wish", "choose"]
 
@@ -119,10 +121,16 @@ class _Sieve:
                 self.rejected.append(Rejected(offer, reason, Kind.TIE, cost))
             elif cooldown := self._cooldown(offer):
                 insisted = f"cools down until {clock(cooldown.until)} after {cooldown.why}"
-                cooling.append((Candidate(offer, cost, alternative, beside, insisted), cooldown))
+                cooling.append(
+                    (Candidate(offer, cost, alternative, beside, insisted, self._taken(offer, alternative)), cooldown)
+                )
             else:
-                fitting.append(Candidate(offer, cost, alternative, beside))
+                fitting.append(Candidate(offer, cost, alternative, beside, taken=self._taken(offer, alternative)))
         return fitting, cooling
+
+    def _taken(self, offer: Offer, alternative: int) -> str:
+        asked = self.wish.queries[alternative].gpu
+        return gpus.taken(asked, offer.gpu, offer.gpu_memory) if asked and offer.gpu else ""
 
     def _beside(self, table: Mapping[tuple[str, str, str, str], float], offer: Offer) -> float | None:
         """The same machine on demand, in the zone or, where a provider prices by region, in the region."""
@@ -141,7 +149,7 @@ class _Sieve:
             if not self.matchers[index](offer):
                 kind, reason = kind or Kind.INFRA, "infra does not match"
             else:
-                reason = _misfit(offer, query)
+                reason = misfit(offer, query)
                 if not reason:
                     return index, None, ""
                 kind = Kind.SHAPE
@@ -169,23 +177,6 @@ class _Sieve:
 
 def _machine(offer: Offer) -> tuple[str, str, str, str]:
     return offer.provider, offer.region, offer.zone, offer.instance_type
-
-
-def _misfit(offer: Offer, query: OfferQuery) -> str:
-    """Why the machine is not what the query asks for; empty where it is."""
-    if query.gpu:
-        if offer.provider == "local":
-            return "local is this computer and rents out no GPU"
-        if offer.gpu != query.gpu or offer.gpu_count != max(query.gpu_count, 1):
-            has = f"{offer.gpu}:{offer.gpu_count}" if offer.gpu else "no GPU"
-            return f"has {has}, not {query.gpu}:{max(query.gpu_count, 1)}"
-    if query.cpus and offer.cpus < query.cpus:
-        return f"has {offer.cpus:g} CPUs, not {query.cpus:g}"
-    if query.memory and offer.memory < query.memory:
-        return f"has {offer.memory:g} GiB memory, not {query.memory:g}"
-    if offer.disk and offer.disk < query.disk:
-        return f"has {offer.disk:g} GiB disk, not {query.disk:g}"
-    return ""
 
 
 def _cooled(candidate: Candidate) -> Rejected:

@@ -47,6 +47,7 @@ class Candidate:
     """An offer that may be taken. cost: USD per hour, disk included. alternative: index of the query that it fits.
 
     on_demand: what the same machine costs on demand, where that is known. insisted: cools down, but nothing else fits.
+    taken: the card, where the task left open which form of it or which card with its memory.
     """
 
     offer: Offer
@@ -54,6 +55,7 @@ class Candidate:
     alternative: int = 0
     on_demand: float | None = None
     insisted: str = ""
+    taken: str = ""
 
     @property
     def why(self) -> str:
@@ -61,7 +63,8 @@ class Candidate:
         offer = self.offer
         spot = offer.market is Market.SPOT
         parts = f" (machine {offer.price:.4f} + disk {offer.disk_price:.4f})" if offer.disk_price else ""
-        text = f"{'spot' if spot else 'on-demand'} in {offer.where} at {self.cost:.4f} USD/h{parts}"
+        text = f"{self.taken}, " if self.taken else ""
+        text += f"{'spot' if spot else 'on-demand'} in {offer.where} at {self.cost:.4f} USD/h{parts}"
         if spot and self.on_demand:
             saves = 100 * (1 - self.cost / self.on_demand)
             text += f"; on-demand would be {self.on_demand:.4f}" + (f", saves {saves:.0f}%" if saves >= 0 else "")

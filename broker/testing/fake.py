@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from broker import gpus
 from broker.errors import InvalidRequest
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Cause, Instance, LaunchRequest, Notice, State, Traits
@@ -56,7 +57,7 @@ def fitting(stock: Sequence[Offer], query: OfferQuery) -> list[Offer]:
         replace(offer, disk=query.disk, disk_price=query.disk * DISK_PRICE)
         for offer in stock
         if offer.market in query.markets
-        and (query.gpu is None or offer.gpu == query.gpu)
+        and (query.gpu is None or gpus.matches(query.gpu, offer.gpu or "", offer.gpu_memory))
         and offer.gpu_count == query.gpu_count
         and offer.cpus >= query.cpus
         and offer.memory >= query.memory
