@@ -49,6 +49,8 @@ class Seen:
     instances: by generation; None means gone (absent from two good lists), a missing key means unknown.
     finals: result and closed of a generation read straight from the home after its instance ended; missing: not read.
     probed: the store took a write and gave it back just now. parents: `parent` objects as read.
+    heard: the home has been read well since this job is followed; False: not yet, None: not in good time. Until then
+    a generation without a beat is unknown, not silent.
     """
 
     now: float
@@ -58,6 +60,7 @@ class Seen:
     finals: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
     probed: bool = False
+    heard: bool | None = True
 
     def beat(self, generation: int) -> Beat | None:
         return self.beats.get(generation)
@@ -102,6 +105,8 @@ def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
     if (changed := _retire(state, seen)) is not None:
         return changed
     if state.outcome is None and seen.want in ("stop", "stop-now") and (state.live or state.then != "launch"):
+        if seen.want == "stop" and state.live is not None and seen.heard is False:
+            return None
         return _stop(state, seen, limits)
     if state.live is not None:
         return _live(state, state.live, seen, limits)
@@ -160,7 +165,7 @@ def _stop(state: JobState, seen: Seen, limits: Limits) -> JobState:
     outcome = Outcome("stopped", 103, "stopped by its user")
     if state.live is None:
         return state.to("retire" if state.retiring else "account", outcome=outcome)
-    started = seen.beat(state.live.generation) is not None
+    started = seen.beat(state.live.generation) is not None or not seen.heard
     patience = limits.grace + 2 * state.live.beat + 30.0 if seen.want == "stop" and started else 0.0
     return _out(state, state.live, seen, why="stop", order="end", patience=patience).to("retire", outcome=outcome)
 
@@ -183,7 +188,7 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
         ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
         return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
     if beat is None:
-        if seen.now >= live.boot_by:
+        if seen.now >= live.boot_by and seen.heard:
             return _silent(state, live, seen, limits, why="boot")
         return None
     if beat.unchanged >= max(limits.silence, 6 * live.beat) and beat.reads >= 3 and seen.probed:
@@ -194,7 +199,7 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
 def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, limits: Limits) -> JobState:
     """The guest says how the program ended."""
     word, reason = result.get("outcome"), str(result.get("reason") or "")
-    state = replace(state, restarts=int(result.get("restarts") or 0))
+    state = replace(state, restarts=state.restarts + int(result.get("restarts") or 0))
     if word == "moved":
         return _move(state, live, seen, limits, why="moved", ends_at=None)
     if word == "ended":

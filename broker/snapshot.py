@@ -82,13 +82,19 @@ class Snapshotter:
         """What is complete now, and what is not and why. Stats every file, reads only what has changed."""
         return self._judge.look()
 
-    def final(self, *, killed: bool = False, step: int | None = None) -> Manifest | None:
+    def final(
+        self,
+        *,
+        killed: bool = False,
+        step: int | None = None,
+        step_at: Callable[[float], int | None] | None = None,
+    ) -> Manifest | None:
         """Publish what the ended program has left: nothing changes any more, so all that is well formed counts.
 
         killed: it was ended by force, so a file of unknown format that was just being written may be cut; such files
         count only if they had been quiet before.
         """
-        return self.publish(self._judge.look(ended=not killed), step=step)
+        return self.publish(self._judge.look(ended=not killed), step=step, step_at=step_at)
 
     def publish(
         self,

@@ -21,7 +21,10 @@ FINISHED = 6  # times the usual patience: for work that is done and would be los
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Everything that is known of how this generation ends. ended: None where no program ran."""
+    """Everything that is known of how this generation ends. ended: None where no program ran.
+
+    cleared: no program of an earlier generation can run any more.
+    """
 
     verdict: Verdict
     ended: Exit | None = None
@@ -29,6 +32,7 @@ class Ending:
     outputs: dict[str, Any] = field(default_factory=dict)
     last_step: int | None = None
     restarts: int = 0
+    cleared: bool = True
 
     @property
     def torn(self) -> bool:
@@ -74,7 +78,10 @@ def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until
         "last_step": ending.last_step,
     }
     until = max(until, time.monotonic() + LAST_BEAT)
-    words = ((keys.closed(generation), closed, "closed"), (keys.result(generation), result, "result"))
+    words = [(keys.closed(generation), closed, "closed"), (keys.result(generation), result, "result")]
+    if not ending.cleared:
+        # `closed` lets the next program start; while an older one may still run only the broker may say so.
+        del words[0]
     for key, content, name in words:
         raw = json.dumps(content).encode()
         uplink.guarded(name, lambda key=key, raw=raw: (home.create(key, raw),), until=until)  # type: ignore[misc]

@@ -144,7 +144,7 @@ class Machine:
             self.contain.kill()
             verdict = Verdict("failed", f"the guest failed: {type(error).__name__}: {error}")
         c.status.set(state="closing")
-        ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used)
+        ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared)
         until = ending.until(self.clock, self.boot.patience)
         if session.publisher is not None:
             publish_last(session.publisher, c.uplink, c.status, torn=ending.torn, until=until)

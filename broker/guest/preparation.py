@@ -30,6 +30,7 @@ class Preparation:
         self.context = context
         self.restored: Manifest | None = None
         self.avoid: set[tuple[int, int]] = set()
+        self.waited = False
         self.spec: Spec
         self.checkpoint: Path
 
@@ -55,10 +56,17 @@ class Preparation:
         self._setup()
         c.status.set(state="waiting")
         c.aside("the predecessor", lambda: wait_for_predecessor(c.home, c.keys, c.uplink, c.clock))
+        self.waited = True
         before = c.aside("earlier results", lambda: succeeded_before(c.home, c.keys, c.generation))
         if before is None:
             self.restore()
         return before
+
+    @property
+    def cleared(self) -> bool:
+        """Is every earlier program known to have ended?"""
+        order = self.context.uplink.order
+        return self.waited or order is None or order.after is None or order.go
 
     def _forget_boot(self) -> bool:
         self.context.home.delete([self.context.keys.boot(self.context.generation)])

@@ -70,7 +70,7 @@ class Publisher(threading.Thread):
 
     def final(self, *, killed: bool) -> bool:
         """Publish what the ended program has left; only after `stop`. Raises HomeError."""
-        self._take(self.snapshotter.final(killed=killed))
+        self._take(self.snapshotter.final(killed=killed, step_at=self.steps.at))
         return True
 
     def _take(self, manifest: Manifest | None) -> None:

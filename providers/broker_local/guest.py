@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 METADATA = "SPOTBROKER_METADATA"
-END_COMMAND = 'echo "$why" >"$SPOTBROKER_METADATA/end"'  # how a shell ends the machine; `why` is the reason
+END_COMMAND = 'echo "$why" >"${SPOTBROKER_METADATA:?}/end"'  # how a shell ends the machine; `why` is the reason
 SIGTERM_SECONDS = 5.0  # RunPod's time from SIGTERM to KILL, the one way of warning here that comes by signal
 
 

@@ -87,6 +87,16 @@ def test_notice_while_waiting_is_a_move(job):
     placement = waiting(job)
     placement.notice(60)
     assert placement.until_ended(10)["outcome"] == "moved"
+    # `closed` would start the next program, though the one of generation 1 may still run.
+    assert placement.closed is None
+
+
+def test_notice_after_the_predecessor_has_closed_is_a_move_that_closes(job):
+    placement = waiting(job)
+    closed(job, 1)
+    placement.until_state("running", seconds=5)
+    placement.notice(60)
+    assert placement.until_ended(10)["outcome"] == "moved"
     assert placement.closed is not None
 
 
