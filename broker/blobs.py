@@ -27,6 +27,7 @@ from broker.home import Home, JobKeys, translated
 from broker.manifest import File
 
 MIB = 1 << 20
+PIECE = MIB // 4  # hashed and written while it is in the processor's cache
 EMPTY = hashlib.sha256(b"").hexdigest()
 FULL = re.compile(r"No space left|os error 28|StorageFull|InsufficientStorage|\b507\b", re.IGNORECASE)
 # A file's times move by the kernel's tick (at most 10 ms): a stat taken sooner after a write could miss the next one.
@@ -213,11 +214,17 @@ def fetch(home: Home, keys: JobKeys, wanted: Mapping[Path, File], pace: Pace | N
             path.chmod(file.mode)
         elif first.setdefault(file.sha256, path) is not path:
             copies.append((path, file))
-    with ThreadPoolExecutor(pace.files * pace.parts, thread_name_prefix="fetch") as pool:
+    streams = pace.files * pace.parts
+    total = sum(wanted[path].size for path in first.values())
+    with ThreadPoolExecutor(streams, thread_name_prefix="fetch") as pool:
         fetching = _Fetching(home, keys, pace, pool)
         try:
-            for path in first.values():
-                fetching.add(path, wanted[path])
+            # One stream per file costs least, but a file of more than its share would be waited for alone at the end.
+            for path in sorted(first.values(), key=lambda path: wanted[path].size, reverse=True):
+                if wanted[path].size * streams > total:
+                    fetching.in_parts(path, wanted[path])
+                else:
+                    fetching.as_one(path, wanted[path])
             fetching.finish()
         finally:
             fetching.close()
@@ -225,44 +232,72 @@ def fetch(home: Home, keys: JobKeys, wanted: Mapping[Path, File], pace: Pace | N
         with room(str(path.parent)):
             shutil.copyfile(first[file.sha256], path)
             path.chmod(file.mode)
-    return sum(wanted[path].size for path in first.values())
+    return total
 
 
 class _Fetching:
-    """A window of ranges in flight, over all files in order. Workers fetch and write; the caller hashes."""
+    """What is on its way down. A file goes as one stream, which hashes and writes piece by piece, or in parts: workers
+    fetch and write these in any order, and the caller hashes them in theirs.
+    """
 
     def __init__(self, home: Home, keys: JobKeys, pace: Pace, pool: ThreadPoolExecutor) -> None:
         self.home, self.keys, self.pace, self.pool = home, keys, pace, pool
         self.window: deque[tuple[Future[Any], Any, File, bool]] = deque()
+        self.streams: deque[Future[None]] = deque()
         self.flying = 0
         self.digest = hashlib.sha256()
         self.open: set[Any] = set()
+        self.stopped = False
 
-    def add(self, path: Path, file: File) -> None:
+    def as_one(self, path: Path, file: File) -> None:
+        while len(self.streams) >= 256:
+            self.streams.popleft().result()
+        self.streams.append(self.pool.submit(self._stream, path, file))
+
+    def in_parts(self, path: Path, file: File) -> None:
         with room(str(path.parent)):
             out = path.open("xb", buffering=0)
         self.open.add(out)
         for start in range(0, file.size, self.pace.chunk):
             length = min(self.pace.chunk, file.size - start)
-            while self.window and (self.flying + length > self.pace.memory or len(self.window) >= 64):
+            while self.window and self.flying + length > self.pace.memory:
                 self._take()
-            future = self.pool.submit(self._range, file, out.fileno(), start, length, path.parent)
+            future = self.pool.submit(self._part, file, out.fileno(), start, length, path.parent)
             self.flying += length
             self.window.append((future, out, file, start + length == file.size))
 
-    def _range(self, file: File, descriptor: int, start: int, length: int, folder: Path) -> Any:
-        data = self._read(file, start, length)
-        with room(str(folder)):
-            view, written = memoryview(data), 0
-            while written < length:
-                written += os.pwrite(descriptor, view[written:], start + written)
+    def _stream(self, path: Path, file: File) -> None:
+        digest = hashlib.sha256()
+        with room(str(path.parent)):
+            out = path.open("xb", buffering=0)
+        with out:
+            # By ranges all the same: the store's time-out is for a whole answer. obstore resumes one that breaks off.
+            for start in range(0, file.size, self.pace.chunk):
+                at, end = start, min(start + self.pace.chunk, file.size)
+                with self._reading(file):
+                    for piece in self.home.store.get(
+                        self.keys.blob(file.sha256), options={"range": (start, end)}
+                    ).stream(min_chunk_size=PIECE):
+                        if self.stopped:
+                            return
+                        digest.update(piece)
+                        _write(out.fileno(), piece, at, path.parent)
+                        at += len(piece)
+            self._verify(file, digest.hexdigest())
+            os.fchmod(out.fileno(), file.mode)
+
+    def _part(self, file: File, descriptor: int, start: int, length: int, folder: Path) -> Any:
+        with self._reading(file):
+            data = self.home.store.get_range(self.keys.blob(file.sha256), start=start, length=length)
+        _write(descriptor, data, start, folder)
         return data
 
-    def _read(self, file: File, start: int, length: int) -> Any:
+    @contextmanager
+    def _reading(self, file: File) -> Iterator[None]:
         key = self.keys.blob(file.sha256)
         try:
             with translated(key):
-                data = self.home.store.get_range(key, start=start, length=length)
+                yield
         except FileNotFoundError as error:
             raise SnapshotCorrupt(f"{key} is missing from {self.home.url}") from error
         except HomeUnavailable as error:
@@ -272,9 +307,10 @@ class _Fetching:
             if size != file.size:
                 raise SnapshotCorrupt(f"{key} has {size} bytes instead of {file.size}") from error
             raise
-        if len(data) != length:
-            raise SnapshotCorrupt(f"{key} is shorter than {file.size} bytes")
-        return data
+
+    def _verify(self, file: File, sha256: str) -> None:
+        if sha256 != file.sha256:
+            raise SnapshotCorrupt(f"{self.keys.blob(file.sha256)} does not hash to its name")
 
     def _take(self) -> None:
         future, out, file, last = self.window.popleft()
@@ -282,8 +318,7 @@ class _Fetching:
         self.flying -= len(data)
         self.digest.update(data)
         if last:
-            if self.digest.hexdigest() != file.sha256:
-                raise SnapshotCorrupt(f"{self.keys.blob(file.sha256)} does not hash to its name")
+            self._verify(file, self.digest.hexdigest())
             self.digest = hashlib.sha256()
             os.fchmod(out.fileno(), file.mode)
             self.open.discard(out)
@@ -292,10 +327,20 @@ class _Fetching:
     def finish(self) -> None:
         while self.window:
             self._take()
+        while self.streams:
+            self.streams.popleft().result()
 
     def close(self) -> None:
-        for future, *_ in self.window:
+        self.stopped = True
+        for future in (*self.streams, *(entry[0] for entry in self.window)):
             future.cancel()
         self.pool.shutdown(wait=True)
         for out in self.open:
             out.close()
+
+
+def _write(descriptor: int, data: Any, at: int, folder: Path) -> None:
+    with room(str(folder)):
+        view, written = memoryview(data), 0
+        while written < len(view):
+            written += os.pwrite(descriptor, view[written:], at + written)

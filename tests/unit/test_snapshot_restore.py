@@ -285,11 +285,13 @@ def test_files_of_many_parts_and_many_files_come_back(home: Home, tmp_path: Path
     folder.mkdir()
     for number in range(150):
         (folder / f"f{number}").write_bytes(b"%d" % (number % 100) * 5000)
-    (folder / "big").write_bytes(os.urandom((1 << 20) + 7))
+    for number in range(10):  # each goes as one stream, of several ranges
+        (folder / f"middle{number}").write_bytes(os.urandom(200_000 + number))
+    (folder / "big").write_bytes(os.urandom((3 << 20) + 7))  # in parts, side by side
     pace = Pace(chunk=64 << 10, files=2, parts=2)
     manifest = Snapshotter(home, KEYS, 1, folder, quiet=0, pace=pace).publish()
     assert manifest is not None
-    assert len(manifest.files) == 151
+    assert len(manifest.files) == 161
     restore(home, KEYS, manifest, tmp_path / "r", pace=pace)
     for path in folder.iterdir():
         assert (tmp_path / "r" / path.name).read_bytes() == path.read_bytes()

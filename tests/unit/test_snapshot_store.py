@@ -64,25 +64,30 @@ def test_a_snapshot_of_many_parts_goes_and_comes_back(home: Home, tmp_path: Path
     assert (tmp_path / "r" / "step-1" / "empty").is_dir()
 
 
-def test_damaged_blobs_are_found(home: Home, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 6], ids=["in parts", "as streams"])
+def test_damaged_blobs_are_found(home: Home, tmp_path: Path, number: int) -> None:
     folder = tmp_path / "ckpt"
     folder.mkdir()
-    (folder / "step-1.bin").write_bytes(os.urandom(6 << 20))
+    for count in range(number):
+        (folder / f"step-{count}.bin").write_bytes(os.urandom((6 << 20) // number))
     write_parent(home, KEYS, 1, None)
     manifest = Snapshotter(home, KEYS, 1, folder, quiet=0, pace=PACE).publish()
     assert manifest is not None
-    (sha,) = manifest.hashes
-    whole = home.get(KEYS.blob(sha))
-    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1], whole[: 5 << 20], b"", None):
+    key = KEYS.blob(manifest.files["step-0.bin"].sha256)
+    whole = home.get(key)
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1], whole[: len(whole) // 2], b"", None):
         if damaged is None:
-            home.delete([KEYS.blob(sha)])
+            home.delete([key])
         else:
-            home.put(KEYS.blob(sha), damaged)
+            home.put(key, damaged)
         with pytest.raises(SnapshotCorrupt, match="1/1"):
-            restore_newest(home, KEYS, 2, tmp_path / "r", {})
-    home.put(KEYS.blob(sha), whole)
-    restored, _problems = restore_newest(home, KEYS, 2, tmp_path / "r", {})
+            restore_newest(home, KEYS, 2, tmp_path / "r", {}, pace=PACE)
+        assert not list(tmp_path.glob("*r*ing*"))
+    home.put(key, whole)
+    restored, _problems = restore_newest(home, KEYS, 2, tmp_path / "r", {}, pace=PACE)
     assert restored == manifest
+    for path in folder.iterdir():
+        assert (tmp_path / "r" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_a_killed_upload_leaves_no_snapshot(home: Home, seaweedfs: SeaweedFS, tmp_path: Path) -> None:
