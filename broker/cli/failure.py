@@ -64,7 +64,20 @@ def _unexpected(error: Exception) -> int:
     text = "".join(traceback.format_exception(error))
     where = _write(f"crash-{stamp}-{os.getpid()}.txt", text)
     what = f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+    if isinstance(error, ImportError | AttributeError) and (others := _clashing()):
+        return report(
+            f"{what}: {' and '.join(others)} installs a package `broker` too, and one has overwritten the other",
+            f"pip uninstall {' '.join(others)}, then pip install --force-reinstall spotbroker; traceback in {where}",
+            1,
+        )
     return report(f"unexpected {what}", f"read the traceback in {where}; a report with it is welcome", 1)
+
+
+def _clashing() -> list[str]:
+    """Other distributions here that install an import package `broker`, as PyPI's project of that name does."""
+    from importlib.metadata import packages_distributions
+
+    return sorted(set(packages_distributions().get("broker", ())) - {"spotbroker"})
 
 
 def _write(name: str, text: str) -> Path:

@@ -227,7 +227,7 @@ def event_row(at: str, generation: int, kind: str, text: str, style: str) -> Tab
     from rich.text import Text
 
     row = Table.grid(padding=(0, 1, 0, 0))
-    for width in (8, 2, 9):
+    for width in (8, 2, 11):
         row.add_column(width=width, no_wrap=True)
     row.add_column(overflow="fold")
     row.add_row(
@@ -239,7 +239,7 @@ def event_row(at: str, generation: int, kind: str, text: str, style: str) -> Tab
 
 def told(event: Event) -> str:
     """An event's text without what its own columns, or itself, say already."""
-    text = event.text.removeprefix(event.kind).lstrip(" :")
+    text = event.text.removeprefix(event.kind).lstrip(" :;")
     if event.kind == "picked":
         where, _, reason = text.partition(": ")
         return re.sub(r" \(machine [^)]*\)", "", reason.removeprefix("spot in ").removeprefix("on-demand in ")) or where

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broker.cli.screen import Screen, Usage
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from broker.config import Config
     from broker.job import Job
     from broker.provider import Instance
@@ -51,7 +53,7 @@ def ps_verb(
         return screen.data(rows)
     if not rows:
         return screen.say("no jobs" if everything else "no job is active; broker ps -a lists ended ones")
-    return screen.show(jobs_table(rows))
+    return screen.show(jobs_table(rows, screen.width))
 
 
 def _watch(screen: Screen, config: Config, *, everything: bool) -> None:
@@ -60,15 +62,16 @@ def _watch(screen: Screen, config: Config, *, everything: bool) -> None:
     from broker.cli.tables import job_row, jobs_table
     from broker.job import jobs
 
-    def rows() -> list[dict[str, Any]]:
-        return [job_row(job, time.time()) for job in jobs(active=not everything, config=config)]
+    def fresh() -> Table:
+        rows = [job_row(job, time.time()) for job in jobs(active=not everything, config=config)]
+        return jobs_table(rows, screen.width)
 
     if not screen.out.is_terminal:
         raise Usage("ps -w needs a terminal", fix="broker wait JOB, or broker ps -o json")
     try:
-        with Live(jobs_table(rows()), console=screen.out, auto_refresh=False) as live:
+        with Live(fresh(), console=screen.out, auto_refresh=False) as live:
             while True:
-                live.update(jobs_table(rows()), refresh=True)
+                live.update(fresh(), refresh=True)
                 time.sleep(REFRESH)
     except KeyboardInterrupt:
         return
@@ -133,7 +136,7 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
 
     Its machines and why each was chosen, a timeline, the steps lost at each move, and the money.
     """
-    from broker.cli.follow import event_line
+    from broker.cli.follow import SILENT, event_line
     from broker.cli.timeline import render
     from broker.job import get
     from broker.report import of
@@ -152,7 +155,8 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
         screen.show(part)
     screen.show("")
     for event in job.events():
-        screen.show(event_line(event))
+        if event.kind not in SILENT and event.kind != "snapshot":
+            screen.show(event_line(event))
     screen.show("")
     screen.show(f"home  {job.row.home}")
     if job.row.fix:
@@ -237,10 +241,19 @@ def wait_verb(
 
 
 def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
+    left = [job.id for job in jobs if not job.done and not _driven(job)]
+    if left:
+        screen.warn(f"no broker is running here that would move {', '.join(left)}; start one with: broker up")
+
+
+def _driven(job: Job) -> bool:
+    """Does a live broker here look after the job: one that takes all jobs, or the one that began with it?"""
     from broker import engine
 
-    if any(not job.done for job in jobs) and not engine.alive(jobs[0].config):
-        screen.warn("no broker is running here, so nothing moves these jobs; start one with: broker up")
+    if job.config.database or engine.alive(job.config):
+        return True
+    holder = job.row.claimed_by
+    return holder is not None and not engine.FileLock(job.config.state / "engine.live" / holder).free()
 
 
 def pull_verb(
@@ -294,7 +307,8 @@ def stop_verb(
     for job in active:
         job.stop(now=now)
     if active:
-        engine.ensure_background(config)
+        with screen.waiting("a background broker to start"):
+            engine.ensure_background(config)
     for job in active:
         with screen.waiting(lambda job=job: f"{job.id} to {'end' if now else 'save and end'}, {job.status}"):  # type: ignore[misc]
             job.wait(GONE_LIMIT)

@@ -69,15 +69,19 @@ def _agreed(screen: Screen, rehearsal: Rehearsal, *, yes: bool) -> bool:
 
 
 def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
-    count = rehearsal.preemptions
+    from broker.cli.tables import labelled
+
+    count, wish = rehearsal.preemptions, rehearsal.task.rehearse
     order = [rehearsal.notices[n % len(rehearsal.notices)] for n in range(count)]
-    notices = ", ".join(f"{name} ({SECONDS[name]})" for name in order)
-    screen.say(f"rehearsing {rehearsal.task.name} on this computer; nothing is rented, all money is simulated")
-    screen.say(f"  taken back {count} time{'s' * (count != 1)}, notice: {notices}; seed {rehearsal.seed}")
-    if rehearsal.compares and rehearsal.task.rehearse is not None:
-        screen.say(f"  first a run without interruption, to compare {', '.join(rehearsal.task.rehearse.compare)}")
-    for note in rehearsal.notes:
-        screen.say(f"  {note}")
+    notices = ", ".join(f"{name} {SECONDS[name]}" for name in order)
+    lines = [
+        ("rehearsing", f"{rehearsal.task.name} on this computer; nothing is rented, money is simulated"),
+        ("taken back", f"{count} time{'s' * (count != 1)}, with the notice of: {notices}; seed {rehearsal.seed}"),
+    ]
+    if rehearsal.compares and wish is not None:
+        lines.append(("compared", f"{', '.join(wish.compare)}, with a run without interruption, which comes first"))
+    lines += [("note", note) for note in rehearsal.notes]
+    screen.say(labelled(lines))
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +90,8 @@ def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:
 def _detached(screen: Screen, job: Job, config: Config) -> int:
     from broker import engine
 
-    engine.ensure_background(config)
+    with screen.waiting("a background broker to start"):
+        engine.ensure_background(config)
     if screen.json:
         screen.data({"id": job.id, "status": job.status, "home": job.row.home})
     else:
@@ -105,10 +107,11 @@ def drive(screen: Screen, job: Job, config: Config) -> int:
 
     follower = Follower(screen, job)
     with Interrupts() as interrupts:
-        with engine.running(config) as live:
+        with contextlib.ExitStack() as leaving, engine.running(config) as live:
             live.drive(job.id)
             with follower.live():
                 ended = follow(follower, interrupts, lambda: _asked(screen, job, interrupts))
+            leaving.enter_context(screen.waiting("what is under way to finish"))
         if not ended:
             return hand_over(screen, job, config)
     finish(screen, job)
@@ -154,7 +157,8 @@ def hand_over(screen: Screen, job: Job, config: Config) -> int:
     if job.refresh().done:
         finish(screen, job)
         return 0
-    engine.ensure_background(config)
+    with screen.waiting("a background broker to take it over"):
+        engine.ensure_background(config)
     screen.say(f"{job.id} goes on in the background")
     screen.say(f"  follow it: broker logs -f {job.id}     stop it: broker stop {job.id}")
     return HANDED_OVER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -20,10 +21,9 @@ def up_verb(
     from broker import engine
     from broker.config import load
 
-    config = load()
     if not until_idle:
-        screen.say("a broker is up; Ctrl-C ends it and leaves the jobs running")
-    engine.up(config, until_idle=until_idle, on_line=screen.line)
+        screen.say("Ctrl-C ends the broker and leaves the jobs running")
+    engine.up(load(), until_idle=until_idle, on_line=screen.say)
 
 
 def tick_verb(
@@ -36,12 +36,16 @@ def tick_verb(
     """
     from broker import engine
     from broker.config import load
+    from broker.job import jobs
 
-    engine.tick(load(), wait=wait)
+    config = load()
+    with screen.waiting("every active job to be looked after"):
+        engine.tick(config, wait=wait)
+    active = jobs(active=True, config=config)
     if screen.json:
-        import time
-
         from broker.cli.tables import job_row
-        from broker.job import jobs
 
-        screen.data([job_row(job, time.time()) for job in jobs(active=True)])
+        return screen.data([job_row(job, time.time()) for job in active])
+    for job in active:
+        screen.line(job.id if screen.quiet else f"{job.id} {job.status}")
+    return None

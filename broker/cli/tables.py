@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from broker.job import Job, Plan
     from broker.policy.decision import Candidate
 
+WIDE = 90
+STATUS_COLORS = {"succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow"}
 RANKED, REJECTED = 8, 4
 """How many lines of a plan are shown without being asked for all."""
 
@@ -169,21 +171,32 @@ def why(candidate: Candidate, best: Candidate, rank: int) -> str:
     return ", ".join(parts)
 
 
-def jobs_table(rows: Sequence[dict[str, Any]]) -> Table:
-    made = table(
-        "JOB", "STATUS", "WHERE", "MARKET", "USD/h", "SPENT", "MOVES", "PROGRESS", "AGE",
-        right=("USD/h", "SPENT", "MOVES", "AGE"), fold=("JOB", "WHERE"),
-    )  # fmt: skip
-    colors = {"succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow"}
-    for row in rows:
-        from rich.text import Text
+def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
+    """Jobs, one a line; on a narrow screen without the price per hour."""
+    from rich.text import Text
 
+    wide = ("USD/h",) if width >= WIDE else ()
+    made = table(
+        "JOB", "STATUS", "WHERE", *wide, "SPENT", "MOVES", "PROGRESS", "AGE",
+        right=("USD/h", "SPENT", "MOVES", "PROGRESS", "AGE"), fold=("WHERE",),
+    )  # fmt: skip
+    for row in rows:
+        status = Text(row["status"], style=STATUS_COLORS.get(row["status"], ""))
+        place = f"{row['place']} {market(row['market'])}" if row["place"] else "–"
+        hourly = (price(row["hourly"]),) if wide else ()
         made.add_row(
-            row["id"], Text(row["status"], style=colors.get(row["status"], "")), row["place"] or "–",
-            market(row["market"]), price(row["hourly"]), money(row["spent"]), str(row["moves"]),
-            progress(row["step"], row["total"]), duration(row["age"]),
+            row["id"], status, place, *hourly, money(row["spent"]), str(row["moves"]),
+            progress(row["step"], row["total"]), age(row["age"]),
         )  # fmt: skip
     return made
+
+
+def age(seconds: float) -> str:
+    """One unit is enough: `8s`, `24m`, `3h`, `2d`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def progress(step: int | None, total: int | None) -> str:

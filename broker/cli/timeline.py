@@ -20,11 +20,12 @@ COLORS = {
     "failed": "bold red", "stopped": "bold yellow",
 }  # fmt: skip
 WORDS = {
-    "boot": "boot", "setup": "setup", "wait": "waiting", "restore": "restoring", "run": "running", "save": "snapshot",
+    "boot": "boot", "setup": "setup", "wait": "wait", "restore": "restore", "run": "run", "save": "snapshot",
     "notice": "notice", "preempted": "taken back", "lost": "lost", "done": "done", "failed": "failed",
     "stopped": "stopped",
 }  # fmt: skip
-STRONG = ("preempted", "lost", "done", "failed", "stopped", "notice", "save")
+ENDINGS = ("preempted", "lost", "done", "failed", "stopped")
+STRONG = (*ENDINGS, "notice", "save")
 """Which mark stands where several fall on one character."""
 
 
@@ -104,40 +105,44 @@ def lanes(report: Report, width: int) -> list[Text]:
     used: set[str] = set()
     for name, stay in zip(names, report.stays, strict=True):
         row = Text(f"{name[: margin - 2]:<{margin}}")
-        for glyph, style in lane(stay, begin, span, room, used):
-            row.append(glyph, style=style)
+        for what in lane(stay, begin, span, room):
+            row.append({**GLYPHS, **MARKS}.get(what, " "), style=COLORS.get(what, ""))
+            used.add(what)
         rows.append(row)
-    legend = Text(" " * margin)
+    return [*rows, _legend(used, margin, width)]
+
+
+def _legend(used: set[str], margin: int, width: int) -> Text:
+    """What the characters mean, below the lanes; from the edge where it is too long for that."""
+    from rich.text import Text
+
+    legend = Text()
     for what, word in WORDS.items():
         if what in used:
             legend.append({**GLYPHS, **MARKS}[what], style=COLORS[what])
             legend.append(f" {word}  ", style="dim")
-    return [*rows, legend]
+    legend.right_crop(2)
+    indent = min(margin, max(0, width - len(legend)))
+    return Text(" " * indent).append_text(legend)
 
 
-def lane(stay: Stay, begin: float, span: float, room: int, used: set[str]) -> list[tuple[str, str]]:
-    """One placement as (character, style) pairs, one per column; `used` collects what the legend must explain."""
-    cells: list[tuple[str, str]] = [(" ", "")] * room
+def lane(stay: Stay, begin: float, span: float, room: int) -> list[str]:
+    """What each of `room` columns shows of a placement: a segment's word, a mark's, or nothing."""
+    cells = [""] * room
 
     def column(at: float) -> int:
         return min(room - 1, max(0, int((at - begin) / span * room)))
 
     for segment in stay.segments:
-        for place in range(column(segment.start), max(column(segment.start), column(segment.end) - 1) + 1):
-            cells[place] = (GLYPHS[segment.what], COLORS[segment.what])
-        used.add(segment.what)
+        first = column(segment.start)
+        last = max(first, column(segment.end) - 1)
+        cells[first : last + 1] = [segment.what] * (last + 1 - first)
     for mark in sorted(stay.marks, key=lambda m: -STRONG.index(m.what)):
         place = column(mark.at)
         # Where the program's end and its last snapshot fall together, both are worth seeing.
-        if (
-            place
-            and mark.what in STRONG[:5]
-            and cells[place][0] == MARKS["save"]
-            and cells[place - 1][0] == GLYPHS["run"]
-        ):
-            cells[place - 1] = cells[place]
-        cells[place] = (MARKS[mark.what], COLORS[mark.what])
-        used.add(mark.what)
+        if place and mark.what in ENDINGS and cells[place] == "save" and cells[place - 1] == "run":
+            cells[place - 1] = "save"
+        cells[place] = mark.what
     return cells
 
 
@@ -148,7 +153,7 @@ def axis(span: float, room: int) -> str:
     line = [" "] * (room + 12)
     at = 0
     while at <= span:
-        label = _tick(at)
+        label = _tick(at, step)
         place = int(at / span * room)
         if place + len(label) <= room:
             line[place : place + len(label)] = label
@@ -156,47 +161,33 @@ def axis(span: float, room: int) -> str:
     return "".join(line).rstrip()
 
 
-def _tick(seconds: int) -> str:
-    if seconds < 120 and seconds % 60:
-        return f"{seconds}s"
-    if seconds < 7200:
-        return f"{seconds // 60}m{seconds % 60:02d}" if seconds % 60 else f"{seconds // 60}m" if seconds else "0s"
-    return f"{seconds // 3600}h" if seconds < 172800 else f"{seconds // 86400}d"
+def _tick(seconds: int, step: int) -> str:
+    """A label in the unit that suits the distance between two labels."""
+    unit, length = next((u, n) for u, n in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)) if step >= n)
+    return f"{seconds // length}{unit}" if seconds else "0"
 
 
 def _moves(moves: Sequence[Move]) -> RenderableType:
-    made = table(
-        "MOVE",
-        "WHY",
-        "REACHED",
-        "RESTORED",
-        "WENT ON AT",
-        "LOST",
-        "RUNNING AGAIN",
-        right=("REACHED", "RESTORED", "WENT ON AT", "LOST"),
-    )
+    """Each move in steps, then how long no program ran, and how much of that was setup."""
+    numbers = ("REACHED", "RESTORED", "WENT ON AT", "LOST", "DOWN FOR", "SETUP")
+    made = table("MOVE", "WHY", *numbers, right=numbers)
     words = {"notice": "notice", "preempted": "no notice", "lost": "lost", "moved": "moved"}
     for move in moves:
-        restored = (
-            "nothing" if move.restored is None else "?" if move.restored_step is None else f"step {move.restored_step}"
-        )
         made.add_row(
             f"{move.source} → {move.target}",
             words[move.why],
-            "?" if move.reached is None else f"step {move.reached}",
-            restored,
-            "?" if move.resumed is None else f"step {move.resumed}",
+            _step(move.reached),
+            "nothing" if move.restored is None else _step(move.restored_step),
+            _step(move.resumed),
             "?" if move.lost is None else f"{move.lost} step{'s' * (move.lost != 1)}",
-            _again(move),
+            "?" if move.gap is None else f"{move.gap:.1f} s",
+            f"{move.setup:.1f} s",
         )
     return made
 
 
-def _again(move: Move) -> str:
-    if move.gap is None:
-        return "never"
-    setup = f", of which setup {move.setup:.1f} s" if move.setup >= 0.05 else ""
-    return f"after {move.gap:.1f} s{setup}"
+def _step(step: int | None) -> str:
+    return "?" if step is None else f"{step}"
 
 
 def _money(report: Report) -> Text:
@@ -206,6 +197,6 @@ def _money(report: Report) -> Text:
     line.append(money(report.spent, simulated=report.simulated), style="bold")
     if report.on_demand:
         saved = report.on_demand - report.spent
-        line.append(f"; on demand {money(report.on_demand)} for the same time")
+        line.append(f"; on demand {money(report.on_demand)}")
         line.append(f", saved {money(saved)} ({100 * saved / report.on_demand:.0f}%)" if saved > 0 else "")
     return line

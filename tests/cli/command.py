@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -89,8 +91,15 @@ class Cli:
         return folder
 
     def end(self) -> None:
-        """End every broker in the background and every machine of this installation."""
-        self("stop", "-a", "-y", "--now", code=None)
+        """End every job, machine and background broker of this installation, by force where need be."""
+        try:
+            self("stop", "-a", "-y", "--now", code=None, timeout=60.0)
+        finally:
+            mark = f"SPOTBROKER_STATE={self.state}".encode()
+            for environ in Path("/proc").glob("[0-9]*/environ"):
+                with contextlib.suppress(OSError):
+                    if mark in environ.read_bytes().split(b"\0"):
+                        os.kill(int(environ.parent.name), signal.SIGKILL)
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
