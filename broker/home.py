@@ -8,6 +8,7 @@ Layout, below the home's URL::
 
     beats/J/N                counter, state, progress: guest N, every beat
     jobs/J/control           the broker's word: who is live, who retires, until when
+    jobs/J/clock             written by the broker to read the store's time off it
     jobs/J/spec              the task as frozen at submission
     jobs/J/artefacts/SHA     guest zipapp, packed workdir
     jobs/J/gen/N/boot        one-time boot script of placement N, deleted once read
@@ -235,6 +236,11 @@ class JobKeys:
     @property
     def spec(self) -> str:
         return f"{self.root}/spec"
+
+    @property
+    def clock(self) -> str:
+        """Written by the broker to read the store's time off it."""
+        return f"{self.root}/clock"
 
     @property
     def beats(self) -> str:

@@ -150,7 +150,7 @@ class _Lineage:
         return parent
 
     def manifests_of(self, generation: int) -> list[int]:
-        return [int(entry.key.rpartition("/")[2]) for entry in self.home.list(self.keys.manifests(generation))]
+        return snapshots_of(self.home, self.keys, generation)
 
     def closed_seq(self, generation: int) -> int | None:
         raw = self.home.find(self.keys.closed(generation))
@@ -160,6 +160,18 @@ class _Lineage:
 
     def walk(self, below: int) -> Iterable[tuple[int, int]]:
         return lineage(below, self.parent_of, self.started, self.manifests_of, self.closed_seq)
+
+
+def snapshots_of(home: Home, keys: JobKeys, generation: int) -> list[int]:
+    """The numbers of a generation's snapshots, oldest first."""
+    return sorted(int(entry.key.rpartition("/")[2]) for entry in home.list(keys.manifests(generation)))
+
+
+def walk_lineage(
+    home: Home, keys: JobKeys, parents: Mapping[int, tuple[int, int] | None], below: int
+) -> Iterable[tuple[int, int]]:
+    """The snapshots that generation `below` might restore, newest first: (generation, seq)."""
+    return _Lineage(home, keys, parents).walk(below)
 
 
 def restore_newest(
