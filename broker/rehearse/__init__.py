@@ -28,7 +28,8 @@ from broker.config import Config
 from broker.rehearse.compare import Difference, compared
 from broker.rehearse.hand import NOTICES, Hand, TakeBack
 from broker.rehearse.verdict import Check, Verdict, judge, of_baseline, without_checkpoint
-from broker.task import Resources, Task
+from broker.resources import Resources
+from broker.task import Task
 
 if TYPE_CHECKING:
     from broker.job import Job
@@ -82,7 +83,7 @@ class Rehearsal:
         # Disks stay until the rehearsal is over: what a failed one leaves behind is what its user wants to see.
         own = {**config.provider("local"), "root": str(folder / "local"), "keep_disks": True}
         throwaway = dataclasses.replace(
-            config, state=folder, home="", home_config={}, database="", providers={"local": own}
+            config, state=folder, home="", home_config={}, database="", providers={"local": own}, changed_limits={}
         )
         chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
         return cls(task, rehearsed, throwaway, folder, preemptions, notices, chosen, notes)
@@ -226,13 +227,11 @@ def rehearse(
     from broker.config import load
     from broker.task import load as load_task
 
+    def wait(_phase: str, job: Job, _hand: Hand | None) -> None:
+        job.wait()
+
     rehearsal = Rehearsal.of(load_task(task), config or load(), preemptions=preemptions, notices=notices, seed=seed)
-    result = rehearsal.perform(follow or (lambda _phase, job, _hand: void(job)))
+    result = rehearsal.perform(follow or wait)
     if result.verdict.code == 0 and not keep:
         rehearsal.remove()
     return result
-
-
-def void(job: Job) -> None:
-    """Follow a job without a word."""
-    job.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from pathlib import Path
 
 from cli.command import Cli, wait_for
 
@@ -117,7 +116,15 @@ def test_run_in_quiet_and_json(cli: Cli) -> None:
     assert report["stays"][0]["last_step"] == 3
 
 
-def test_tick_carries_a_job_on(cli: Cli, tmp_path: Path) -> None:
-    cli.task(steps=5)
-    cli("tick", "--wait", "1")
-    assert cli("up", "--until-idle", timeout=60).returncode == 0
+def test_a_killed_run_is_carried_on_by_the_next_broker(cli: Cli) -> None:
+    cli.task(steps=40)
+    process = cli.start("run", "counter", "-y", "-q")
+    job = wait_for(lambda: [row["id"] for row in cli.json("ps") if row["step"]], "the first step")[0]
+    process.kill()
+    process.communicate()
+    assert f"no broker is running here that would move {job}" in cli("wait", job, "--timeout", "0", code=101).stderr
+    assert cli("tick", "--wait", "2").stdout == f"{job} running\n"
+    cli("up", "--until-idle", timeout=90)
+    assert cli("wait", job).stdout == f"{job} succeeded\n"
+    (stay,) = cli.json("show", job)["stays"]
+    assert (stay["first_step"], stay["last_step"]) == (1, 40), "it was not moved for that"

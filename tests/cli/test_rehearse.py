@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 from cli.command import Cli
 
@@ -48,9 +51,42 @@ def test_one_that_never_saves_does_not(cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_too_short_a_run_proves_nothing(cli: Cli) -> None:
-    cli.task(steps=18)
+    cli.task(steps=12)
     done = cli("rehearse", "counter", "--preempt", "5", "--notice", "vast", code=101)
     assert done.stdout.splitlines()[-1].startswith("not proven: it ended ")
+
+
+@pytest.mark.slow
+def test_a_program_that_reports_no_steps_proves_nothing(cli: Cli) -> None:
+    cli.task(steps=20, habit="mute")
+    done = cli("rehearse", "counter", "--preempt", "1", "--notice", "aws", code=101)
+    assert "reports no steps" in done.stdout.splitlines()[-1]
+    assert "broker.guest.progress" in done.stdout.splitlines()[-1]
+
+
+def test_ctrl_c_ends_a_rehearsal_and_its_machines(cli: Cli) -> None:
+    cli.task(steps=200)
+    process = cli.start("rehearse", "counter")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "the program runs" in line:
+            break
+    folder = next((cli.state / "rehearsals").iterdir())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert "every machine of the rehearsal was ended" in err
+    assert not folder.exists()
+    assert not [e for e in Path("/proc").glob("[0-9]*/environ") if str(folder).encode() in read(e)]
+
+
+def read(path: Path) -> bytes:
+    """A process's environment; nothing where it has just ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.slow
