@@ -28,8 +28,7 @@ from broker.config import Config
 from broker.rehearse.compare import Difference, compared
 from broker.rehearse.hand import NOTICES, Hand, TakeBack
 from broker.rehearse.verdict import Check, Verdict, judge, of_baseline, without_checkpoint
-from broker.resources import Resources
-from broker.task import Task
+from broker.task import Resources, Task
 
 if TYPE_CHECKING:
     from broker.job import Job

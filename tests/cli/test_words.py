@@ -205,6 +205,7 @@ def test_a_reader_that_goes_away_is_no_crash(cli: Cli) -> None:
     )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+    assert "unexpected" not in done.stderr
 
 
 def test_the_exit_codes_page_knows_every_error() -> None:
