@@ -1,6 +1,7 @@
-"""The fields of a task file and the type of each: pydantic's part of reading it, and its complaints in our words.
+"""The fields of a task file: the type of each, what it means, and what becomes of it here.
 
-Values come as they were typed (`broker.document`): text, null, maps and lists. Types only; what values mean together is
+This is pydantic's part of reading a task file, the source of its JSON Schema and of the fields' documentation. Values
+come as they were typed (`broker.document`): text, null, maps and lists. Types only; what values mean together is
 `Task`'s to check.
 """
 
@@ -10,24 +11,28 @@ import difflib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from broker import gpus, quantity
 
 T = TypeVar("T")
-Cards = tuple[tuple[str, int], ...]  # alternatives: any of them will do
+HOW = ("honoured", "emulated", "ignored", "refused")
 
 # Names that people bring along from elsewhere, and what to write here.
 _ELSEWHERE = {
-    "resources.cloud": "write `infra: PROVIDER`",
-    "resources.region": "write `infra: PROVIDER/REGION`",
-    "resources.zone": "write `infra: PROVIDER/REGION/ZONE`",
-    "resources.max_hourly_cost": "write `max_price` at the top level",
-    "resources.job_recovery": "write `max_restarts_on_errors` at the top level",
-    "resources.spot_recovery": "moving on is what always happens; leave it out",
     "resources.spot": "write `spot` at the top level",
+    "resources.gpu": "write `accelerators`",
     "env": "write `envs`",
+    "managed_secrets": "write `secrets: [NAME]`, whose values are taken from the environment",
 }
+# What only a cloud's virtual machine can boot: it would not be the task's container.
+_VM_IMAGES = ("ami-", "projects/", "/subscriptions/", "skypilot:", "ocid1.", "cos://")
+
+
+class Cards(tuple[tuple[str, int], ...]):
+    """Alternatives: what and how many. `ordered`: given as a list, which is in order of preference."""
+
+    ordered: bool = False
 
 
 def _scalar(parse: Callable[[str], T]) -> BeforeValidator:
@@ -40,117 +45,298 @@ def _scalar(parse: Callable[[str], T]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
+def _written(*kinds: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": kinds[0] if len(kinds) == 1 else list(kinds)})
+
+
 def _list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 def _cards(value: object) -> Cards:
-    """`A100`, `A100:8`, {A100: 8}, {A100: 1, L4: 1} and [A100:1, L4:1], the last two meaning any of them."""
+    """`A100`, `A100:8`, `24GB+:2`, {A100: 8}, {A100: 1, L4: 1} and [A100:1, L4:1], the last in order of preference."""
     if isinstance(value, str):
-        name, colon, number = value.partition(":")
-        return ((gpus.canonical(name), _how_many(number, value) if colon else 1),)
+        return Cards([gpus.counted(value)])
     if isinstance(value, list):
         if not value:
             raise ValueError("must not be an empty list")
-        return tuple(card for item in value for card in _cards(item))
+        cards = Cards(card for item in value for card in _cards(item))
+        cards.ordered = True
+        return cards
     if not isinstance(value, dict) or not value:
         raise ValueError("must be a GPU such as A100 or A100:8")
-    cards = []
+    found = []
     for name, number in value.items():
-        if ":" in name:
+        if ":" in name and not name.lower().startswith(("nvidia:", "amd:", "intel:")):
             raise ValueError(f"a space is missing after the colon in {name!r}: write {name.replace(':', ': ', 1)}")
-        cards.append((gpus.canonical(name), _how_many(number, name) if number is not None else 1))
-    return tuple(cards)
-
-
-def _how_many(number: object, what: str) -> int:
-    try:
-        many = quantity.count(number) if isinstance(number, str) else 0
-    except ValueError:
-        many = 0
-    if not many:
-        raise ValueError(f"the number of GPUs must be a whole number above zero: {what!r}")
-    return many
+        if number is not None and not isinstance(number, str):
+            raise ValueError(f"the number of GPUs must be a whole number above zero: {name!r}")
+        found.append(gpus.counted(name if number is None else f"{name}:{number}"))
+    return Cards(found)
 
 
 def _image(value: str) -> str:
-    if not value.strip() or value != value.strip() or any(mark.isspace() for mark in value):
-        raise ValueError("must be the name of a container image")
-    return value
+    bare = value.removeprefix("docker:")
+    if not bare.strip() or bare != bare.strip() or any(mark.isspace() for mark in bare):
+        raise ValueError("must be the name of a container image, such as docker:pytorch/pytorch")
+    if value == bare and bare.startswith(_VM_IMAGES):
+        raise ValueError(f"{bare} is an image of virtual machines, which are not booted yet: name a container image")
+    return bare
 
 
-Truth = Annotated[bool, _scalar(quantity.truth)]
-Count = Annotated[int, _scalar(quantity.count)]
-Positive = Annotated[float, _scalar(quantity.positive)]
-Size = Annotated[float, _scalar(quantity.size)]
-Texts = Annotated[list[str], BeforeValidator(_list)]
+def _images(value: object) -> dict[str, str]:
+    """The image by region; the empty region is any."""
+    if isinstance(value, str):
+        return {"": _image(value)}
+    if not isinstance(value, dict) or not value or not all(isinstance(image, str) for image in value.values()):
+        raise ValueError("must be a container image, or a map of regions and images")
+    return {"" if region in ("null", "None", "*") else region: _image(image) for region, image in value.items()}
+
+
+def _codes(value: object) -> tuple[int, ...]:
+    items = value if isinstance(value, list) else [value]
+    codes = [quantity.count(item) if isinstance(item, str) else -1 for item in items]
+    if not codes or not all(0 <= code <= 255 for code in codes):
+        raise ValueError("must be exit codes from 0 to 255")
+    return tuple(codes)
+
+
+def _as(name: str) -> BeforeValidator:
+    """One value stands for a map with that one field."""
+    return BeforeValidator(lambda value: {name: value} if isinstance(value, str) else value)
+
+
+Text = Annotated[str, _written("string", "number", "boolean")]
+Truth = Annotated[bool, _scalar(quantity.truth), _written("boolean", "string")]
+Count = Annotated[int, _scalar(quantity.count), _written("integer", "string")]
+Positive = Annotated[float, _scalar(quantity.positive), _written("number", "string")]
+Size = Annotated[float, _scalar(quantity.size), _written("number", "string")]
+Duration = Annotated[float, _scalar(quantity.duration), _written("number", "string")]
+Texts = Annotated[list[str], BeforeValidator(_list), WithJsonSchema(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+)]  # fmt: skip
+Values = Annotated[dict[str, str], WithJsonSchema(
+    {"anyOf": [
+        {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
+        {"type": "array", "items": {"type": "string"}},
+    ]}
+)]  # fmt: skip
+
+
+def _field(what: str, how: str = "honoured", why: str = "") -> Any:
+    """A field that may be left out. how: what becomes of it, with the reason where it is not simply honoured."""
+    assert how in HOW
+    return Field(default=None, description=what, json_schema_extra={"how": how, "why": why})
+
+
+def _ignored(why: str) -> Any:
+    return _field(f"Ignored: {why}.", "ignored", why)
 
 
 class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
+class RecoveryFields(Fields):
+    strategy: Text | None = _ignored("a move always goes to the best offer there is, and what was lost cools down")
+    max_restarts_on_errors: Count | None = _field("As at the top level.")
+    recover_on_exit_codes: (
+        Annotated[tuple[int, ...], BeforeValidator(_codes), _written("integer", "string", "array")] | None
+    ) = _field("Exit codes after which the program is started again from its newest snapshot, not counted.")
+
+
+Recovery = Annotated[RecoveryFields, _as("strategy")]
+
+
 class AlternativeFields(Fields):
-    accelerators: Annotated[Cards, BeforeValidator(_cards)] | None = None
-    cpus: Annotated[float, _scalar(quantity.at_least)] | None = None
-    memory: Size | None = None
-    disk_size: Size | None = None
-    infra: Texts | None = None
-    use_spot: Truth | None = None
-    image_id: Annotated[str, _scalar(_image)] | None = None
+    accelerators: Annotated[Any, BeforeValidator(_cards), _written("string", "object", "array", "null")] | None = (
+        _field(
+            "The GPUs: `A100`, `A100:8`, a map `{A100: 1, L4: 1}` of which any will do, a list in order of preference, "
+            "or memory `24GB+`, `nvidia:40GB+:2`. `H100` is any form of it, `H100-SXM` that form only."
+        )
+    )
+    cpus: Annotated[float, _scalar(quantity.at_least), _written("number", "string")] | None = _field(
+        "At least so many CPUs; `4` and `4+` mean the same."
+    )
+    memory: Annotated[Any, _scalar(quantity.memory), _written("number", "string")] | None = _field(
+        "At least so much main memory, in GiB: `32`, `32+`, `32GB`; `4x` is 4 for each of `cpus`."
+    )
+    disk_size: Size | None = _field("The disk, in GiB: `200`, `200GB`, `1TB`. 20 by default.")
+    infra: Texts | None = _field(
+        "Where: `provider[/region[/zone]]` with `*` for any; a list means any of them. Everywhere by default."
+    )
+    cloud: Text | None = _field("The provider.", "honoured", "read as infra")
+    region: Text | None = _field("The region.", "honoured", "read as infra")
+    zone: Text | None = _field("The zone.", "honoured", "read as infra")
+    instance_type: Text | None = _field("The machine's type, in its provider's own words.")
+    use_spot: Truth | None = _field(
+        "SkyPilot's word for `spot`: true is `spot: auto`, false is `spot: never`.",
+        "emulated",
+        "true takes spot where it is cheaper, and on-demand where spot has none (spot: auto)",
+    )
+    image_id: Annotated[dict[str, str], BeforeValidator(_images), _written("string", "object", "null")] | None = _field(
+        "The container image, with or without `docker:`, or a map of regions and images."
+    )
+    job_recovery: Recovery | None = _field("How often a failed program is started again.")
+    spot_recovery: Recovery | None = _field("The older name of `job_recovery`.")
+    max_hourly_cost: Positive | None = _field(
+        "SkyPilot's word for `max_price`.", "honoured", "read as max_price: the live price, disk included"
+    )
+    autostop: Any = _ignored("a machine ends as soon as its job does, and none is ever idle")
+    labels: Any = _ignored("machines carry the broker's own tags only")
+    ports: Any = _ignored("no port is opened: logs and results come through the job's home")
+    priority: Any = _ignored("jobs do not queue for one another here")
+    priority_class: Any = _ignored("jobs do not queue for one another here")
+    accelerator_args: Any = _ignored("they are for TPUs, which are not offered")
+    disk_tier: Any = _ignored("the provider's usual kind of disk is taken")
+    network_tier: Any = _ignored("a job has one machine, with its provider's usual network")
+    local_disk: Any = _ignored("the machine's disk is the one of disk_size")
+    ephemeral_storage: Any = _ignored("the machine's disk is the one of disk_size")
+    volumes: Any = _ignored("no volume is attached: what must last goes through checkpoint.path and outputs")
 
 
 class ResourcesFields(AlternativeFields):
-    any_of: list[AlternativeFields] | None = None
+    any_of: list[AlternativeFields] | None = _field(
+        "Alternatives of which the best offer wins. Each takes over what stands around it."
+    )
+    ordered: list[AlternativeFields] | None = _field(
+        "Alternatives in strict order: a later one is taken only where no earlier one can be had, whatever the prices."
+    )
 
 
 class CheckpointFields(Fields):
-    path: str | None = None
-    every: Annotated[float, _scalar(quantity.duration)] | None = None
-    keep: Count | None = None
-    complete: str | None = None
+    path: Text | None = _field("The folder that the program saves to: relative to the workdir, `~/…`, or absolute.")
+    every: Duration | None = _field("The least time between two snapshots: `30s`, `5m`. Each save by default.")
+    keep: Count | None = _field("How many snapshots are kept. 3 by default.")
+    complete: Text | None = _field(
+        "A name or glob that exists inside a checkpoint's folder once it is whole, such as `DONE`. "
+        "Known formats need none."
+    )
 
 
 class WorkFields(Fields):
-    hours: Positive | None = None
-    on: str | None = None
-    steps: Count | None = None
+    hours: Positive | None = _field("Hours that the whole work takes on one machine.")
+    on: Text | None = _field("The card that `hours` were measured on.")
+    steps: Count | None = _field("Steps that the whole work has, as `broker.guest.progress` counts them.")
 
 
 class RehearseFields(Fields):
-    deterministic: Truth | None = None
-    compare: Texts | None = None
-    envs: dict[str, str] | None = None
+    deterministic: Truth | None = _field("The same seed gives the same bytes in the files of `compare`.")
+    compare: Texts | None = _field("Files in the workdir that must be the same with and without interruption.")
+    envs: Values | None = _field("Set over the task's own while it is rehearsed, to make it short for instance.")
+
+
+class MountFields(Fields):
+    source: Text | None = _field("A file or folder here, relative to the task file, or a bucket's URL.")
+    mode: Annotated[Literal["COPY", "MOUNT", "MOUNT_CACHED"], BeforeValidator(
+        lambda value: value.upper() if isinstance(value, str) else value
+    )] | None = _field("COPY, or MOUNT and MOUNT_CACHED, which are emulated by a copy.")  # fmt: skip
+    name: Text | None = _field(
+        "The bucket's name.",
+        "emulated",
+        "no bucket is made: what is written there is kept where checkpoint.path covers it",
+    )
+    store: Any = _ignored("what is kept is kept in the job's home")
+    persistent: Any = _ignored("what is kept is kept in the job's home")
+    type: Any = _ignored("what is kept is kept in the job's home")
+    config: Any = _ignored("nothing is mounted")
+
+
+def _workdir(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
+
+
+class WorkdirFields(Fields):
+    path: Text | None = _field("A folder here, relative to the task file.")
+    url: Text | None = _field("A git repository.", "emulated", "it is fetched before setup, anew on every machine")
+    ref: Text | None = _field(
+        "A branch, tag or commit of it.", "emulated", "a branch may have moved on by the next machine"
+    )
 
 
 class TaskFields(Fields):
-    name: str | None = None
-    workdir: str | None = None
-    setup: str | None = None
-    run: str | None = None
-    envs: dict[str, str] | None = None
-    secrets: dict[str, str] | None = None
-    resources: ResourcesFields | None = None
-    checkpoint: CheckpointFields | None = None
-    outputs: Texts | None = None
-    work: WorkFields | None = None
-    spot: Literal["auto", "only", "never"] | None = None
-    max_price: Positive | None = None
-    max_hours: Positive | None = None
-    max_moves: Count | None = None
-    max_restarts_on_errors: Count | None = None
-    home: str | None = None
-    rehearse: RehearseFields | None = None
+    name: Text | None = _field("The job's name. The file's, or its folder's, by default.")
+    workdir: Annotated[WorkdirFields, BeforeValidator(_workdir)] | None = _field(
+        "The folder whose copy `setup` and `run` start in, relative to the task file; or `{url, ref}` of a "
+        "git repository."
+    )
+    setup: Text | None = _field("A shell script that prepares the machine. It runs on every machine anew.")
+    run: Text | None = _field("The shell script that is the work. The only field that a task must have.")
+    envs: Values | None = _field(
+        "Environment variables. Values stay the text that was typed. An empty one must be given by `--env`."
+    )
+    secrets: Values | None = _field(
+        "As `envs`, but never shown and never stored in plain. One without a value is taken from the environment."
+    )
+    resources: ResourcesFields | None = _field("What the machine must have.")
+    num_nodes: Count | None = _field("The number of machines. 1: several at once are refused for now.")
+    file_mounts: dict[str, Annotated[MountFields, _as("source")]] | None = _field(
+        "Files and folders brought along: a map from a path on the machine, `~/…` or absolute, to a path here, a "
+        "bucket's URL, or a map with `source` and `mode`. They are in place before `setup`."
+    )
+    checkpoint: CheckpointFields | None = _field("How the program saves, so that it survives preemption.")
+    outputs: Annotated[list[str], BeforeValidator(_list), _written("string", "array", "object")] | None = _field(
+        "Files and globs in the workdir that are kept when the program has ended."
+    )
+    work: WorkFields | None = _field("How much there is to do.")
+    spot: Literal["auto", "only", "never"] | None = _field(
+        "`auto` takes spot where it pays and on-demand where not; `only`; `never`. auto by default."
+    )
+    max_price: Positive | None = _field("USD per hour of the whole machine, disk included. No limit by default.")
+    max_hours: Positive | None = _field("Hours after which a machine ends, whatever happens. 72 by default.")
+    max_moves: Count | None = _field("How often the job may move from machine to machine. 50 by default.")
+    max_restarts_on_errors: Count | None = _field(
+        "How often a program that failed is started again. 0 by default; moves are not counted."
+    )
+    deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
+        "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`.", "refused", "not carried out yet"
+    )
+    budget: Positive | None = _field("USD that the whole job may cost.", "refused", "not carried out yet")
+    schedule: Annotated[str, _scalar(quantity.schedule), _written("string")] | None = _field(
+        "When to run it again and again, as a cron line.", "refused", "not carried out yet"
+    )
+    home: Text | None = _field("The URL of the store that keeps snapshots and results. The configured one by default.")
+    rehearse: RehearseFields | None = _field("How a rehearsal makes the task short, and judges it.")
+    inputs: Any = _ignored("the cost of data moving between clouds is not estimated from it")
+    event_callback: Any = _ignored(
+        "no script is run on a change of state; `broker logs -f` and `broker wait` tell of it"
+    )
+    config: Any = _ignored("it speaks to SkyPilot's own clouds; the program gets SIGTERM on a notice, without hooks")
+    experimental: Any = _ignored("it speaks to SkyPilot's own clouds")
+    service: Any = _ignored("a job runs to its end; nothing is served")
+    pool: Any = _ignored("every job has a machine of its own")
+    volumes: Any = _ignored("no volume is attached: what must last goes through checkpoint.path and outputs")
+    volume_mounts: Any = _ignored("no volume is attached: what must last goes through checkpoint.path and outputs")
+    api_server_access: Any = _ignored("there is no server")
+    file_mounts_mapping: Any = _ignored("it is SkyPilot's own note")
+    metadata: Any = Field(
+        default=None, alias="_metadata",
+        description="SkyPilot's free map. Fields of ours below `broker:` in it are read as if at the top level.",
+        json_schema_extra={"how": "honoured", "why": "of it only `broker` is read"},
+    )  # fmt: skip
 
 
-_MODELS: dict[str, type[Fields]] = {
+MODELS: dict[str, type[Fields]] = {
     "": TaskFields,
+    "workdir": WorkdirFields,
     "resources": ResourcesFields,
     "resources.any_of": AlternativeFields,
+    "resources.ordered": AlternativeFields,
     "checkpoint": CheckpointFields,
     "work": WorkFields,
     "rehearse": RehearseFields,
+    "file_mounts.*": MountFields,
 }
+for _outer in ("resources", "resources.any_of", "resources.ordered"):
+    MODELS |= {f"{_outer}.{name}": RecoveryFields for name in ("job_recovery", "spot_recovery")}
+
+
+def general(path: tuple[str | int, ...]) -> str:
+    """The path with what differs from file to file taken out: places in lists, and the targets of mounts."""
+    steps = [step for step in path if isinstance(step, str)]
+    if steps[:1] == ["file_mounts"] and len(steps) > 1:
+        steps[1] = "*"
+    return ".".join(steps)
 
 
 def explained(detail: Any) -> tuple[str, str, str]:
@@ -158,11 +344,11 @@ def explained(detail: Any) -> tuple[str, str, str]:
     path: tuple[str | int, ...] = detail["loc"]
     field, kind = ".".join(map(str, path)), detail["type"]
     if kind == "extra_forbidden":
-        plain = ".".join(step for step in path if isinstance(step, str))
+        plain = general(path)
         outer = plain.rpartition(".")[0]
-        if advice := _ELSEWHERE.get(plain.replace(".any_of", "")):
+        if advice := _ELSEWHERE.get(plain.replace(".any_of", "").replace(".ordered", "")):
             return field, f"unknown field; {advice}", advice
-        known = list(_MODELS[outer].model_fields) if outer in _MODELS else []
+        known = [info.alias or name for name, info in MODELS[outer].model_fields.items()] if outer in MODELS else []
         near = difflib.get_close_matches(str(path[-1]), known, n=1)
         if near:
             return field, f"unknown field; did you mean {near[0]}?", f"write `{near[0]}`"
@@ -172,4 +358,5 @@ def explained(detail: Any) -> tuple[str, str, str]:
     if kind == "literal_error":
         return field, f"must be {detail['ctx']['expected']}", ""
     wanted = {"string_type": "must be text", "list_type": "must be a list", "model_type": "must be a map"}
+    wanted["dict_type"] = "must be a map"
     return field, wanted.get(kind, detail["msg"]), ""

@@ -18,7 +18,9 @@ from broker.task import Task
 from broker.task import load as load_task
 
 if TYPE_CHECKING:
+    from broker.coverage import FieldReport
     from broker.home import Home
+    from broker.mounts import Measured
     from broker.policy.choose import Decision
     from broker.store import Event, JobRow, PlacementRow, Store
 
@@ -34,7 +36,8 @@ ENDINGS: Mapping[str, type[errors.JobEnded]] = {
 class Plan:
     """What would be rented for a task, and why. `failures` names providers that did not answer.
 
-    home: where the job's snapshots would go. size: bytes of the workdir, None without one.
+    home: where the job's snapshots would go. size: bytes of the workdir, None without one. mounts: what else is brought
+    along. fields: what becomes of each field of the task file.
     """
 
     task: Task
@@ -43,6 +46,8 @@ class Plan:
     home: str
     size: int | None
     providers: tuple[str, ...]
+    mounts: tuple[Measured, ...] = ()
+    fields: tuple[FieldReport, ...] = ()
 
 
 class Job:
@@ -224,12 +229,15 @@ def plan(
     from broker import registry
     from broker.lifecycle import wish_of
     from broker.market import Marketplace
+    from broker.mounts import measure
     from broker.placement import left_out
     from broker.policy.choose import Memory, choose
     from broker.workdir import size
 
     config = config or load_config()
     task = _settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra})
+    home = home_of(task, config)
+    mounts = measure(task.file_mounts, config, home, min(resources.disk for resources in task.resources))
     wish = wish_of(task)
     book = Marketplace(config).offers(wish.queries)
     decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), failures=book.failures)
@@ -237,10 +245,22 @@ def plan(
         task=task,
         decision=decision,
         failures=book.failures,
-        home=home_of(task, config),
+        home=home,
         size=size(task.workdir, left_out(task, config)) if task.workdir else None,
         providers=tuple(registry.names()),
+        mounts=mounts,
+        fields=_fields(task),
     )
+
+
+def _fields(task: Task) -> tuple[FieldReport, ...]:
+    """What becomes of each field of the file that the task was read from; nothing for a task made in Python."""
+    if task.source is None or not task.source.is_file():
+        return ()
+    from broker.coverage import fields_report
+    from broker.taskfile import document
+
+    return tuple(fields_report(document(task.source)))
 
 
 def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
@@ -249,6 +269,7 @@ def submit(task: Task, *, config: Config, store: Store, decision: Decision | Non
     from broker.store import JobRow
     from broker.vault import seal
 
+    task.refuse_postponed()
     task = task.with_hidden_sealed()
     job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)

@@ -50,7 +50,7 @@ def wish_of(task: Task) -> Wish:
     """What the policy is asked for a task. Both markets are asked for, so that each can be compared to the other."""
     markets = (Market.SPOT, Market.ON_DEMAND)
     queries = tuple(resources.query(markets) for resources in task.resources)
-    return Wish(queries=queries, spot=task.spot, max_price=task.max_price)
+    return Wish(queries=queries, spot=task.spot, max_price=task.max_price, ordered=task.ordered)
 
 
 def pick(state: JobState, world: World) -> JobState:

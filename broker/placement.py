@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from broker import mounts
 from broker.access import mint, own
 from broker.boot import Boot, boot_script, guest_zipapp, user_data
 from broker.config import Config
@@ -28,9 +29,10 @@ BOOT_MARGIN = 600.0
 
 
 def prepare(job: str, task: Task, home_url: str, config: Config) -> dict[str, Any]:
-    """Prove the home and put the job's spec, workdir and guest into it; returns their hashes and sizes.
+    """Prove the home and put the job's spec, workdir, mounts and guest into it; returns their hashes and sizes.
 
-    Raises HomeError where the home cannot be written and read, ConfigError where the workdir cannot be packed.
+    Raises HomeError where the home cannot be written and read, ConfigError where the workdir cannot be packed,
+    TaskError where a mount cannot be had.
     """
     from broker.workdir import pack
 
@@ -56,6 +58,7 @@ def prepare(job: str, task: Task, home_url: str, config: Config) -> dict[str, An
             "sha256": packed.sha256,
             "size": packed.size,
         }
+    prepared["mounts"] = mounts.pack(task.file_mounts, config, home, keys.artefact)
     return prepared
 
 
@@ -120,6 +123,7 @@ def freeze(
         guest_url=home.sign_get(keys.artefact(prepared["guest_sha256"]), fetch_until),
         guest_sha256=prepared["guest_sha256"],
         workdir={"key": workdir["key"], "sha256": workdir["sha256"]} if workdir else None,
+        mounts=prepared.get("mounts", ()),
         beat=limits.beat,
         scan=limits.scan,
         quiet=limits.quiet,

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from datetime import datetime
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COUNT = re.compile(r"\d+", re.ASCII)
 _SIZE = re.compile(r"(?P<number>.*?)\s*(?P<unit>[kmgt]i?b?|b)?", re.ASCII | re.IGNORECASE)
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])", re.ASCII)
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
+_MINUTES = r"[\d*][\d*/,\-]*"
+_FIELD = r"[\d*/,\-A-Za-z]+"
+_ZONE = r"[A-Za-z][\w+-]*(?:/[\w+-]+)*"
+_CRON = re.compile(
+    rf"(?:@(?:hourly|daily|weekly|monthly|yearly)|{_MINUTES} +{_MINUTES}(?: +{_FIELD}){{3}})(?: +{_ZONE})?", re.ASCII
+)
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 # Machines are sold by nominal size: the 32 GB of one provider are the 32 GiB of another. So GB and GiB mean the same.
 _GIB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
@@ -60,6 +69,19 @@ def size(text: str) -> float:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A size given as so many GiB for each CPU."""
+
+    factor: float
+
+
+def memory(text: str) -> float | Times:
+    """As `size`, or `4x`: so many GiB for each CPU."""
+    bare = text.strip().removesuffix("+").strip()
+    return Times(positive(bare[:-1])) if bare[-1:] in ("x", "X") else size(text)
+
+
 def duration(text: str) -> float:
     """Seconds from `30s`, `5m`, `1h30m`, `2d` or a bare number of seconds; above zero."""
     bare = text.strip().lower()
@@ -71,6 +93,31 @@ def duration(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"must be a time above zero such as 30s or 5m, not {text!r}")
     return seconds
+
+
+def deadline(text: str) -> str:
+    """A time from now such as `6h`, a clock time `07:30`, or a date and time as ISO 8601 has them; as it was typed."""
+    bare = text.strip()
+    if _CLOCK.fullmatch(bare):
+        return bare
+    try:
+        datetime.fromisoformat(bare.replace(" ", "T", 1))
+    except ValueError:
+        pass
+    else:
+        if "-" in bare:
+            return bare
+    if not _DURATION.fullmatch(bare.lower()):
+        raise ValueError(f"must be a time such as 6h, a clock time such as 07:30, or a date and time, not {text!r}")
+    duration(bare)
+    return bare
+
+
+def schedule(text: str) -> str:
+    """A cron line: five fields or `@daily` and the like, and a time zone's name after it if wanted; as it was typed."""
+    if not _CRON.fullmatch(text.strip()):
+        raise ValueError(f"must be a cron line such as '0 2 * * *' or @daily, perhaps with a time zone, not {text!r}")
+    return text.strip()
 
 
 def _seconds(bare: str, text: str) -> float:

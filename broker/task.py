@@ -13,15 +13,19 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from broker import gpus
+from broker import gpus, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
+from broker.mounts import Mount
 from broker.offer import Market, OfferQuery
+from broker.resources import Resources
+
+__all__ = ["Checkpoint", "InvalidTaskError", "Mount", "Rehearse", "Resources", "Spot", "Task", "Work", "load"]
 
 Spot = Literal["auto", "only", "never"]
 SPOT: tuple[Spot, ...] = ("auto", "only", "never")
@@ -30,64 +34,13 @@ RESERVED = frozenset(
     f"BROKER_{name}" for name in ("CHECKPOINT_DIR", "JOB", "GENERATION", "RESUMED", "PROGRESS", "PLACEMENT")
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
 class InvalidTaskError(TaskError):
     """A Task made of wrong values. `problems` holds each of them."""
 
     problems: tuple[Problem, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a machine must have; sizes are at least. gpu: a card's canonical name, gpu_count of them.
-
-    memory and disk: GiB. infra: patterns `provider[/region[/zone]]` with `*`, any of which will do. image: a container
-    image.
-    """
-
-    gpu: str | None = None
-    gpu_count: int = 0
-    cpus: float = 0.0
-    memory: float = 0.0
-    disk: float = 20.0
-    infra: tuple[str, ...] = ()
-    image: str | None = None
-
-    def query(self, markets: Sequence[Market] = (Market.SPOT, Market.ON_DEMAND)) -> OfferQuery:
-        """The same wish, as providers are asked it."""
-        return OfferQuery(
-            gpu=self.gpu,
-            gpu_count=self.gpu_count,
-            cpus=self.cpus,
-            memory=self.memory,
-            disk=self.disk,
-            infra=self.infra,
-            image=self.image,
-            markets=tuple(markets),
-        )
-
-    def named(self) -> Resources:
-        """The same with the card's canonical name, one card where none were counted. Raises ValueError."""
-        if self.gpu is None:
-            return self
-        return replace(self, gpu=gpus.canonical(self.gpu), gpu_count=self.gpu_count or 1)
-
-    def problems(self) -> Iterator[Problem]:
-        if self.gpu is None and self.gpu_count:
-            yield Problem("resources.accelerators", f"{self.gpu_count} GPUs of no name")
-        if self.gpu_count < 0:
-            yield Problem("resources.accelerators", "the number of GPUs must be above zero")
-        for name, value in (("cpus", self.cpus), ("memory", self.memory)):
-            if not 0 <= value < math.inf:
-                yield Problem(f"resources.{name}", f"must be zero (any) or above, not {value}")
-        if not 0 < self.disk < math.inf:
-            yield Problem("resources.disk_size", f"must be above zero, not {self.disk}")
-        for pattern in self.infra:
-            parts = pattern.split("/")
-            if not 1 <= len(parts) <= 3 or not all(part and part == part.strip() for part in parts):
-                yield Problem("resources.infra", f"must be provider[/region[/zone]] with * for any, not {pattern!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +118,11 @@ class Task:
     resources: alternatives, any of which will do. outputs: globs relative to the workdir.
     spot: `auto` takes spot where it pays and on-demand where not; `only`, `never`.
     max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
-    machine. max_restarts_on_errors: of a program that failed, counted apart. home: URL of the store, empty for the
-    configured one. source: the file it was read from. warnings: what its reader should tell the user.
+    machine. max_restarts_on_errors: of a program that failed, counted apart; after recover_on_exit_codes it is started
+    again uncounted. ordered: the first of the resources that can be had wins, whatever the prices. file_mounts: what is
+    brought along besides the workdir. deadline and schedule as typed, budget in USD: kept, but not carried out yet, so
+    that a task with them is refused when it is to run. home: URL of the store, empty for the configured one. source:
+    the file it was read from. warnings: what its reader should tell the user.
 
     Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
@@ -186,6 +142,12 @@ class Task:
     max_hours: float = 72.0
     max_moves: int = 50
     max_restarts_on_errors: int = 0
+    recover_on_exit_codes: tuple[int, ...] = ()
+    ordered: bool = False
+    file_mounts: tuple[Mount, ...] = ()
+    deadline: str = ""
+    budget: float | None = None
+    schedule: str = ""
     home: str = field(default="", repr=False)
     rehearse: Rehearse | None = None
     source: Path | None = None
@@ -204,7 +166,8 @@ class Task:
                 put(name, Path(value).expanduser().absolute())
         for name in ("envs", "secrets"):
             put(name, dict(getattr(self, name)))
-        put("outputs", tuple(self.outputs))
+        for name in ("outputs", "recover_on_exit_codes", "file_mounts"):
+            put(name, tuple(getattr(self, name)))
         put("name", self.name or (self.workdir.name if self.workdir else "") or "task")
         try:
             put("resources", tuple(wish.named() for wish in self.resources))
@@ -243,7 +206,23 @@ class Task:
         for pattern in self.outputs:
             if not _inside(pattern):
                 yield Problem("outputs", f"must be a path or glob inside the workdir, not {pattern!r}")
+        yield from self._mount_problems()
         yield from self._limit_problems()
+
+    def _mount_problems(self) -> Iterator[Problem]:
+        seen: set[str] = set()
+        for mount in self.file_mounts:
+            yield from mount.problems()
+            if mount.target in seen:
+                yield Problem(f"file_mounts.{mount.target}", "given twice")
+            seen.add(mount.target)
+            kept = self.checkpoint is not None and mount.covers(self.checkpoint.path)
+            if not mount.source and not kept:
+                yield Problem(
+                    f"file_mounts.{mount.target}",
+                    "has no source: it would be an empty folder, and nothing written there would outlive the machine",
+                    f"name it as the checkpoint's folder, `checkpoint: {{path: {mount.target}}}`, or give it a source",
+                )
 
     def _limit_problems(self) -> Iterator[Problem]:
         if self.spot not in SPOT:
@@ -254,6 +233,16 @@ class Task:
                 "is missing: a spot machine may be taken back at any time, and all work since its start would be lost",
                 "name the folder the program saves to, as `checkpoint: {path: checkpoints}`, or set `spot: never`",
             )
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            yield Problem("budget", f"must be above zero USD, not {self.budget}")
+        for name, parse in (("deadline", quantity.deadline), ("schedule", quantity.schedule)):
+            try:
+                if getattr(self, name):
+                    parse(getattr(self, name))
+            except ValueError as error:
+                yield Problem(name, str(error))
+        if not all(0 <= code <= 255 for code in self.recover_on_exit_codes):
+            yield Problem("recover_on_exit_codes", "must be exit codes from 0 to 255")
         if self.max_price is not None and not 0 < self.max_price < math.inf:
             yield Problem("max_price", f"must be above zero USD per hour, not {self.max_price}")
         if not 0 < self.max_hours < math.inf:
@@ -279,15 +268,30 @@ class Task:
         return tuple(wish.query(self.markets) for wish in self.resources)
 
     @property
+    def postponed(self) -> tuple[Problem, ...]:
+        """Fields that are read but not carried out yet: a task that has them is planned and rehearsed, not run."""
+        given = {"deadline": self.deadline, "budget": self.budget, "schedule": self.schedule}
+        return tuple(
+            Problem(name, "is not carried out yet, so the task is not run", f"leave {name} out")
+            for name, value in given.items()
+            if value
+        )
+
+    def refuse_postponed(self) -> None:
+        """Raises InvalidTaskError where the task has such fields: what was asked for must not be passed over."""
+        if self.postponed:
+            refuse(self.postponed, str(self.source or ""), kind=InvalidTaskError)
+
+    @property
     def hidden(self) -> tuple[str, ...]:
         """Values never shown to people: all secrets, and envs whose names contain KEY, TOKEN, SECRET or PASSWORD."""
         envs = {**self.envs, **(self.rehearse.envs if self.rehearse else {})}
-        values = [*self.secrets.values(), *(value for name, value in envs.items() if _HIDDEN.search(name))]
+        values = [*self.secrets.values(), *(value for name, value in envs.items() if HIDDEN.search(name))]
         return tuple(sorted({value for value in values if value}))
 
     def with_hidden_sealed(self) -> Task:
         """The same task with the envs that people never see among its secrets, so that they are kept as secrets are."""
-        moved = {name: value for name, value in self.envs.items() if _HIDDEN.search(name)}
+        moved = {name: value for name, value in self.envs.items() if HIDDEN.search(name)}
         if not moved:
             return self
         envs = {name: value for name, value in self.envs.items() if name not in moved}
@@ -344,6 +348,8 @@ class Task:
                 "work": Work(**values["work"]) if values["work"] else None,
                 "rehearse": Rehearse(**{**rehearse, "compare": tuple(rehearse["compare"])}) if rehearse else None,
                 "warnings": tuple(values["warnings"]),
+                "recover_on_exit_codes": tuple(values.get("recover_on_exit_codes", ())),
+                "file_mounts": tuple(Mount(**mount) for mount in values.get("file_mounts", ())),
             }
         )
 

@@ -10,17 +10,22 @@ reported together with what was wrong in an earlier one: a wrong value is set as
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from broker import alternatives
+from broker.coverage import warnings_of
 from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
 from broker.errors import TaskError
-from broker.fields import CheckpointFields, RehearseFields, ResourcesFields, TaskFields, explained
-from broker.task import NAME, Checkpoint, InvalidTaskError, Rehearse, Resources, Task, Work
+from broker.fields import CheckpointFields, MountFields, RehearseFields, TaskFields, WorkdirFields, explained
+from broker.filling import fill
+from broker.mounts import Mount
+from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
 
@@ -53,7 +58,15 @@ def read(
     reader.environment("envs", envs or {}, None)
     reader.environment("secrets", secrets or {}, os.environ if environ is None else environ)
     reader.environment("rehearse.envs", {}, None)
+    reader.fill()
     return reader.task()
+
+
+def document(path: Path) -> dict[str, Any]:
+    """A task file's plain map: text, null, maps and lists. Raises TaskError where it is no map."""
+    value, _ = read_document(path.read_text(encoding="utf-8-sig"), str(path))
+    plain: dict[str, Any] = value.plain()
+    return plain
 
 
 class _Reader:
@@ -62,7 +75,47 @@ class _Reader:
     def __init__(self, text: str, path: Path) -> None:
         self.path = path
         self.document, self.problems = read_document(text, str(path))
+        self._take_over()
         self.plain = self.document.plain()
+        if isinstance(self.plain.get("outputs"), dict):
+            del self.plain["outputs"]  # SkyPilot's {URL: GB}
+
+    def _take_over(self) -> None:
+        """Bring our fields out of `_metadata: {broker: …}`, where SkyPilot lets them pass, to the top level."""
+        top = self.document.data
+        metadata = top.get("_metadata") if isinstance(top, dict) else None
+        ours = metadata.data.get("broker") if metadata and isinstance(metadata.data, dict) else None
+        if ours is None or ours.data is None or not isinstance(top, dict):
+            return
+        if not isinstance(ours.data, dict):
+            self._wrong("_metadata.broker", ours, f"must be a map of fields, not {ours.kind}")
+            return
+        for name, value in ours.data.items():
+            at = Value(*ours.keys[name], None)
+            if name in top and not (isinstance(value.data, dict) and isinstance(top[name].data, dict)):
+                self._wrong(f"_metadata.broker.{name}", at, "is given at the top level too", "keep one of them")
+            elif name in top:
+                self._merged(name, value)
+            else:
+                top[name], self.document.keys[name] = value, ours.keys[name]
+
+    def _merged(self, name: str, ours: Value) -> None:
+        """A map such as resources that stands in both places: every field in it may be given in one of them."""
+        there = self.document.data[name] if isinstance(self.document.data, dict) else ours
+        assert isinstance(there.data, dict)
+        assert isinstance(ours.data, dict)
+        for key, value in ours.data.items():
+            if key in there.data:
+                at = Value(*ours.keys[key], None)
+                self._wrong(f"_metadata.broker.{name}.{key}", at, f"is given in {name} too", "keep one of them")
+            else:
+                there.data[key], there.keys[key] = value, ours.keys[key]
+
+    def fill(self) -> None:
+        """Fill in `${NAME}` where the broker reads the text."""
+        for problem in fill(self.plain, HIDDEN.search):
+            line, column = self.document.place(_steps(problem.field))
+            self.problems.append(problem._replace(line=line, column=column))
 
     def environment(self, where: str, over: Mapping[str, str], environ: Mapping[str, str] | None) -> None:
         """Bring a map, or a list of NAME=VALUE, with what is set over it, into the plain map of one field."""
@@ -90,7 +143,8 @@ class _Reader:
             return value.data
         items: dict[str, Value] = {}
         for number, item in enumerate(value.data if isinstance(value.data, list) else (), start=1):
-            name, equals, text = item.data.partition("=") if isinstance(item.data, str) else ("", "", "")
+            written = item.data if isinstance(item.data, str) else ""
+            name, equals, text = written.removeprefix("secrets:" if where == "secrets" else "").partition("=")
             if not NAME.fullmatch(name):  # not shown: it may be a value that lost its name
                 self._wrong(where, item, f"entry {number} must be NAME=VALUE")
             elif name in items:
@@ -162,78 +216,90 @@ class _Reader:
         elif isinstance(holder, list):
             # An empty entry keeps the others' places; an empty text is put where text is wanted.
             index = int(path[-1])
-            holder[index] = "" if path[-2] != "any_of" else {}
+            holder[index] = {} if path[-2] in ("any_of", "ordered") else ""
 
     def _check_workdir(self, model: TaskFields) -> None:
-        if model.workdir is not None and not (folder := self._workdir(model.workdir)).is_dir():
-            line, column = self.document.place(("workdir",))
-            self.problems.append(Problem("workdir", f"no such folder: {folder}", "", line, column))
+        given = model.workdir
+        if given is not None and given.path is not None and given.url is not None:
+            self._at(("workdir",), "workdir", "names a folder and a repository", "keep one of the two")
+        elif given is not None and given.path is None and given.url is None:
+            self._at(("workdir",), "workdir", "must be a folder, or a map with the url of a git repository")
+        elif given is not None and given.path is not None and not (folder := self._here(given.path)).is_dir():
+            self._at(("workdir",), "workdir", f"no such folder: {folder}")
 
-    def _workdir(self, text: str) -> Path:
+    def _at(self, path: tuple[str | int, ...], field: str, message: str, fix: str = "") -> None:
+        self.problems.append(Problem(field, message, fix, *self.document.place(path)))
+
+    def _here(self, text: str) -> Path:
         return Path(os.path.normpath(self.path.absolute().parent / Path(text).expanduser()))
 
     def _built(self, model: TaskFields) -> Task:
-        spot, resources, warnings = _resources(model)
+        found = alternatives.read(model.resources)
+        for problem in found.problems:
+            self._at(_steps(problem.field), *problem[:3])
+        spot = found.spot if not (model.spot == "only" and found.spot == "auto") else "only"
+        if (nodes := model.num_nodes) is not None and nodes != 1:
+            message = f"{nodes} machines at once are not carried out yet: a job runs on one"
+            self._at(("num_nodes",), "num_nodes", message, "write num_nodes: 1, and ask for a machine with more GPUs")
         stem = self.path.absolute().parent.name if self.path.stem == "task" else self.path.stem
         given: dict[str, Any] = {
             "name": model.name or stem,
-            "workdir": self._workdir(model.workdir) if model.workdir is not None else None,
-            "setup": model.setup,
+            "workdir": self._here(model.workdir.path) if model.workdir and model.workdir.path is not None else None,
+            "setup": _cloning(model.workdir) + (model.setup or ""),
             "envs": model.envs,
             "secrets": model.secrets,
             "outputs": tuple(model.outputs) if model.outputs else None,
-            "resources": resources,
+            "resources": found.resources,
+            "ordered": found.ordered,
+            "file_mounts": self._mounts(model),
+            "deadline": model.deadline,
+            "budget": model.budget,
+            "schedule": model.schedule,
+            "recover_on_exit_codes": found.codes,
             "checkpoint": _checkpoint(model.checkpoint),
             "work": Work(**model.work.model_dump()) if model.work else None,
-            "spot": spot,
-            "max_price": model.max_price,
+            "spot": spot or model.spot,
+            "max_price": self._once(model.max_price, found.max_price, "max_price", "max_hourly_cost"),
             "max_hours": model.max_hours,
             "max_moves": model.max_moves,
-            "max_restarts_on_errors": model.max_restarts_on_errors,
+            "max_restarts_on_errors": self._once(
+                model.max_restarts_on_errors, found.restarts, "max_restarts_on_errors", "job_recovery"
+            ),
             "home": model.home,
             "rehearse": _rehearse(model.rehearse),
         }
-        if model.spot and spot != model.spot:
-            at = self.document.place(("spot",))
+        if model.spot and spot not in (None, model.spot):
             message = f"is {model.spot}, but use_spot in resources says otherwise"
-            self.problems.append(Problem("spot", message, "keep `spot` only", *at))
+            self._at(("spot",), "spot", message, "keep `spot` only")
             given["spot"] = model.spot
+        warnings = [*found.warnings, *warnings_of(self.document.plain())]
         return Task(
             run=model.run or "",
             source=self.path,
-            warnings=warnings,
+            warnings=tuple(warnings),
             **{name: value for name, value in given.items() if value is not None},
         )
 
+    def _once(self, ours: Any, theirs: Any, name: str, word: str) -> Any:
+        """A value that two fields may give, if they agree."""
+        if ours is not None and theirs is not None and ours != theirs:
+            self._at((name,), name, f"is {ours:g}, but {word} in resources says {theirs:g}", "keep one of them")
+        return theirs if ours is None else ours
 
-def _resources(model: TaskFields) -> tuple[str | None, tuple[Resources, ...], tuple[str, ...]]:
-    """Which market, which alternatives (an entry of any_of takes over what stands around it), and what to tell."""
-    outer = model.resources or ResourcesFields()
-    around = {name: getattr(outer, name) for name in outer.model_fields_set - {"any_of"}}
-    alternatives = [
-        {**around, **{name: getattr(entry, name) for name in entry.model_fields_set}} for entry in outer.any_of or ()
-    ] or [around]
-    wishes, warnings = [], []
-    for fields in alternatives:
-        given = {
-            "cpus": fields.get("cpus"),
-            "memory": fields.get("memory"),
-            "disk": fields.get("disk_size"),
-            "infra": tuple(fields.get("infra") or ()),
-            "image": fields.get("image_id"),
-        }
-        for gpu, many in fields.get("accelerators") or ((None, 0),):
-            wish: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-            wishes.append(Resources(gpu=gpu, gpu_count=many, **wish))
-    spots = {fields["use_spot"] for fields in alternatives if fields.get("use_spot") is not None}
-    if len(spots) == 2:
-        warnings.append("use_spot is true here and false there: every alternative may be rented on either market")
-    spot: str | None = model.spot
-    if spots == {False}:
-        spot = "never"
-    elif spots and spot != "only":
-        spot = "auto"
-    return spot, tuple(wishes), tuple(warnings)
+    def _mounts(self, model: TaskFields) -> tuple[Mount, ...]:
+        mounts = []
+        for target, fields in (model.file_mounts or {}).items():
+            source = fields.source or ""
+            if source and "://" not in source:
+                source = str(self._here(source))
+                if not Path(source).exists():
+                    self._at(("file_mounts", target), f"file_mounts.{target}", f"no such file or folder: {source}")
+            if not source and fields.name is None:
+                self._at(("file_mounts", target), f"file_mounts.{target}", "needs a source")
+            # Without a source it is SkyPilot's new bucket, mounted unless it says otherwise.
+            plain = target if len(target) < 2 else target.rstrip("/")
+            mounts.append(Mount(plain, source, fields.mode or "COPY"))
+        return tuple(mounts)
 
 
 def _checkpoint(model: CheckpointFields | None) -> Checkpoint | None:
@@ -250,7 +316,22 @@ def _rehearse(model: RehearseFields | None) -> Rehearse | None:
     )
 
 
+def _cloning(workdir: WorkdirFields | None) -> str:
+    """The lines of setup that fetch a git workdir; into a folder that the checkpoint's may be in already."""
+    if workdir is None or workdir.url is None:
+        return ""
+    url, ref = shlex.quote(workdir.url), shlex.quote(workdir.ref or "HEAD")
+    return f"(set -e; git init -q .; git fetch -q --depth 1 {url} {ref}; git checkout -q -f FETCH_HEAD) || exit 1\n"
+
+
 def _steps(field: str) -> tuple[str | int, ...]:
+    if field.startswith("file_mounts."):  # a target may hold dots
+        target, dot, rest = field.removeprefix("file_mounts.").rpartition(".")
+        return (
+            ("file_mounts", target, rest)
+            if dot and rest in MountFields.model_fields
+            else ("file_mounts", target + dot + rest)
+        )
     return tuple(int(step) if step.isdigit() else step for step in field.split("."))
 
 
@@ -277,18 +358,28 @@ def write(task: Task) -> str:
 
     data = task.to_json()
     del data["source"], data["warnings"]
-    alternatives = [
+    mixed = any(wish.on_demand for wish in task.resources)
+    wishes = [
         {
             "accelerators": f"{wish.gpu}:{wish.gpu_count}" if wish.gpu else None,
             "cpus": wish.cpus or None,
             "memory": wish.memory or None,
             "disk_size": wish.disk,
             "infra": list(wish.infra),
-            "image_id": wish.image,
+            "image_id": f"docker:{wish.image}" if wish.image else None,
+            "instance_type": wish.instance_type,
+            "use_spot": False if wish.on_demand else (True if mixed else None),
         }
         for wish in task.resources
     ]
-    data["resources"] = alternatives[0] if len(alternatives) == 1 else {"any_of": alternatives}
+    data["resources"] = wishes[0] if len(wishes) == 1 else {"ordered" if data.pop("ordered") else "any_of": wishes}
+    data.pop("ordered", None)
+    codes = data.pop("recover_on_exit_codes")
+    if codes:
+        data["resources"]["job_recovery"] = {"recover_on_exit_codes": codes}
+    data["file_mounts"] = {
+        m.target: {"source": m.source, "name": m.source or "new", "mode": m.mode} for m in task.file_mounts
+    }
     written = clean(data)
     # Empty values are values here, unlike above.
     for holder, values in ((written, task.envs), (written.get("rehearse", {}), getattr(task.rehearse, "envs", {}))):

@@ -27,6 +27,7 @@ from broker.errors import ConfigError, TaskError
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
+SINGLE = "file"  # the name of the only member of what `pack_file` made
 LARGE = 500 * 1000 * 1000  # bytes above which a person is asked before a workdir is sent
 # What every packed file's time is set to. Not zero: zip files, and so Python wheels, cannot hold a time before 1980.
 MTIME = 946_684_800  # 2000-01-01 UTC
@@ -71,20 +72,32 @@ def size(folder: Path, leave_out: Iterable[str | Path] = ()) -> int:
     return measure(folder, leave_out).bytes
 
 
-def measure(folder: Path, leave_out: Iterable[str | Path] = ()) -> Size:
+def measure(folder: Path, leave_out: Iterable[str | Path] = (), *, everything: bool = False) -> Size:
     """What `pack` would take, without packing it. Raises as `pack` does."""
-    return _size(list(_walk(folder, leave_out)))
+    return _size(list(_walk(folder, leave_out, everything=everything)))
 
 
-def pack(folder: Path, leave_out: Iterable[str | Path] = (), *, to: Path | None = None) -> Packed:
+def pack(
+    folder: Path, leave_out: Iterable[str | Path] = (), *, to: Path | None = None, everything: bool = False
+) -> Packed:
     """Pack a workdir into a new temporary file, in the folder `to` if one is given.
 
     leave_out: paths, absolute or relative to the workdir, that are not taken, such as the checkpoint's folder or the
-    broker's own state. Modes and links inside the workdir are kept; empty folders too.
+    broker's own state. everything: also what git ignores, caches and `.git`, since a folder of data was asked for by
+    name. Modes and links inside the workdir are kept; empty folders too.
 
     Raises TaskError for a link that leads out of the workdir, and ConfigError for what cannot be read; both name it.
     """
-    entries = list(_walk(folder, leave_out))
+    return _pack(list(_walk(folder, leave_out, everything=everything)), to)
+
+
+def pack_file(path: Path, *, to: Path | None = None) -> Packed:
+    """Pack one file, whatever its name, as the only member of an archive. Raises ConfigError if it cannot be read."""
+    real = Path(os.path.realpath(path))
+    return _pack([_Entry(SINGLE, real, _reading(real, real.stat))], to)
+
+
+def _pack(entries: Sequence[_Entry], to: Path | None) -> Packed:
     handle, name = tempfile.mkstemp(prefix="workdir-", suffix=".tar.gz", dir=to)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -180,13 +193,13 @@ def _reading(path: Path, read: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _walk(folder: Path, leave_out: Iterable[str | Path]) -> Iterator[_Entry]:
+def _walk(folder: Path, leave_out: Iterable[str | Path], *, everything: bool = False) -> Iterator[_Entry]:
     """Everything that goes along, sorted by name, folders before what is in them."""
     root = folder.expanduser().resolve()
     if not root.is_dir():
         raise TaskError(f"no such folder: {folder}", field="workdir")
     left = {Path(os.path.normpath(root / Path(path).expanduser())) for path in leave_out}
-    ignored = _Ignored(root)
+    ignored = _Ignored(root, everything=everything)
     pending = [root]
     while pending:
         here = pending.pop()
@@ -197,7 +210,7 @@ def _walk(folder: Path, leave_out: Iterable[str | Path]) -> Iterator[_Entry]:
             path = here / name
             found = _reading(path, path.lstat)
             is_folder = stat.S_ISDIR(found.st_mode)
-            if path in left or _never(name) or ignored(path, is_folder):
+            if path in left or (_never(name) and not (everything and name == ".git")) or ignored(path, is_folder):
                 continue
             if stat.S_ISLNK(found.st_mode):
                 _refuse_outside(path, root)
@@ -227,10 +240,12 @@ def _refuse_outside(link: Path, root: Path) -> None:
 class _Ignored:
     """Says whether a path stays behind. Git's rules: the deepest file with a word on it decides, by its last one."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, everything: bool) -> None:
         self.root = root
+        self.kinds = IGNORE_FILES[:1] if everything else IGNORE_FILES
+        self.everything = everything
         self.specs: dict[tuple[str, Path], GitIgnoreSpec] = {}
-        above = self._above()
+        above = [] if everything else self._above()
         for folder in above:
             self._read(folder, ".gitignore")
         if any(self._said(".gitignore", path, folder=True) for path in (root, *root.parents) if above):
@@ -246,7 +261,7 @@ class _Ignored:
         return parents[: roots[0] + 1] if roots else []
 
     def enter(self, folder: Path) -> None:
-        for kind in IGNORE_FILES:
+        for kind in self.kinds:
             self._read(folder, kind)
 
     def _read(self, folder: Path, kind: str) -> None:
@@ -273,9 +288,11 @@ class _Ignored:
         return None
 
     def __call__(self, path: Path, folder: bool) -> bool:
-        for kind in IGNORE_FILES:
+        for kind in self.kinds:
             if (said := self._said(kind, path, folder=folder)) is not None:
                 return said
+        if self.everything:
+            return False
         # A virtual environment holds absolute paths and would not run anywhere else.
         return path.name in _CACHES or path.suffix == ".pyc" or (folder and (path / "pyvenv.cfg").is_file())
 

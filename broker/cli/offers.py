@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,7 +137,7 @@ def make_plan(
     if spot not in (None, "auto", "only", "never"):
         raise Usage(f"--spot must be auto, only or never, not {spot!r}", fix="--spot auto takes whichever is cheaper")
     task = load_task(name, envs=pairs(env))
-    for text in task.warnings:
+    for text in (*task.warnings, *(problem.text for problem in task.postponed)):
         screen.warn(text)
     must_have_provider(task.queries)
     with screen.waiting("the providers' answers"):
@@ -155,6 +156,11 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False, talk: boo
 
     put = screen.say if talk else screen.show
     put(plan_table(plan, everything=everything))
+    if any(report.how != "honoured" for report in plan.fields):
+        from broker.cli.tables import fields_table
+
+        put("")
+        put(fields_table(plan.fields))
     put("")
     put(labelled(plan_lines(plan)))
     return None
@@ -166,6 +172,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "home": plan.home,
         "workdir_bytes": plan.size,
         "failures": dict(plan.failures),
+        "mounts": [
+            {"target": m.mount.target, "source": m.mount.source, "bytes": m.bytes, "files": m.files}
+            for m in plan.mounts
+        ],
+        "fields": [asdict(report) for report in plan.fields],
         **plan.decision.to_json(limit=1000),
     }
 
@@ -177,6 +188,9 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     lines = [("home", f"{plan.home} keeps snapshots, logs and results")]
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
+    if plan.mounts:
+        parts = [f"{m.mount.target} ({size(m.bytes)})" for m in plan.mounts if m.mount.source]
+        lines.append(("mounts", f"{', '.join(parts) or 'nothing'} sent once, and to every machine of the job"))
     checkpoint = plan.task.checkpoint
     if checkpoint is not None:
         lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))

@@ -11,6 +11,7 @@ from broker.offer import Market, Offer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from broker.coverage import FieldReport
     from broker.job import Job, Plan
     from broker.policy.decision import Candidate
 
@@ -155,6 +156,18 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
         )  # fmt: skip
     if not everything and len(rejected) > REJECTED:
         made.add_row("", f"… {len(rejected) - REJECTED} more passed over", style="dim")
+    return made
+
+
+def fields_table(reports: Sequence[FieldReport]) -> Table:
+    """What becomes of a task file's fields: one line for each, those that are simply honoured in one line together."""
+    made = table("FIELD", "HERE", "WHY", fold=("FIELD", "WHY"))
+    plain = [report.field for report in reports if report.how == "honoured"]
+    for report in sorted(reports, key=lambda report: ("refused", "ignored", "emulated", "honoured").index(report.how)):
+        if report.how != "honoured":
+            made.add_row(report.field, report.how, report.why, style="bold" if report.how == "refused" else None)
+    if plain:
+        made.add_row(", ".join(plain), "honoured", "", style="dim")
     return made
 
 

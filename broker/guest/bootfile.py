@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ class Boot:
 
     provider_guest: the module with `notice()` and `end_machine(why)`, by default `broker_PROVIDER.guest`. guest_url:
     where the guest is fetched from before the home can be opened. workdir: `key` and `sha256` of the packed workdir.
+    mounts: of each file_mount the `target`, `key` and `sha256` of its archive, and whether it is a `single` file.
     offer: an `Offer`, or its JSON. end_by, frozen_at: the machine's last moment and when that was fixed; their
     difference counts from boot while the store's time is unknown. secrets: name -> value.
     notice: the provider's usual warning, None without one. grace: given to the program after SIGTERM where no notice
@@ -39,6 +40,7 @@ class Boot:
     frozen_at: float = field(default_factory=time.time)
     provider_guest: str = ""
     workdir: Mapping[str, str] | None = None
+    mounts: Sequence[Mapping[str, Any]] = ()
     offer: Any = None
     notice: float | None = None
     restarts_left: int = 0
@@ -54,7 +56,7 @@ class Boot:
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         guest = {"url": data.pop("guest_url"), "sha256": data.pop("guest_sha256")}
-        del data["workdir"]
+        del data["workdir"], data["mounts"]
         return {
             **data,
             "v": VERSION,
@@ -62,7 +64,11 @@ class Boot:
             "home": self.home.to_json(),
             "offer": self.offer.to_json() if hasattr(self.offer, "to_json") else self.offer,
             "secrets": dict(self.secrets),
-            "artefacts": {"guest": guest, "workdir": dict(self.workdir) if self.workdir else None},
+            "artefacts": {
+                "guest": guest,
+                "workdir": dict(self.workdir) if self.workdir else None,
+                "mounts": [dict(mount) for mount in self.mounts],
+            },
         }
 
     @classmethod
@@ -74,6 +80,7 @@ class Boot:
         artefacts = rest.pop("artefacts")
         guest = artefacts["guest"]
         rest |= {"guest_url": guest["url"], "guest_sha256": guest["sha256"], "workdir": artefacts["workdir"]}
+        rest["mounts"] = artefacts.get("mounts", [])
         return cls(**{**rest, "home": Access.from_json(rest["home"])})
 
     def to_bytes(self) -> bytes:

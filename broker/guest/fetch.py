@@ -9,7 +9,7 @@ from broker.errors import HomeError
 from broker.guest.bootfile import Boot
 from broker.guest.spec import Spec
 from broker.home import Home, JobKeys, translated
-from broker.workdir import unpack
+from broker.workdir import SINGLE, unpack
 
 
 def fetch_spec(home: Home, keys: JobKeys, boot: Boot) -> Spec:
@@ -26,9 +26,47 @@ def fetch_spec(home: Home, keys: JobKeys, boot: Boot) -> Spec:
 def fetch_workdir(home: Home, boot: Boot, archive: Path, to: Path) -> None:
     """Fetch and unpack the workdir into `to`; without one `to` is an empty folder. Raises as `fetch_spec`."""
     to.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if boot.workdir is None:
-        return
-    key, digest = boot.workdir["key"], hashlib.sha256()
+    if boot.workdir is not None:
+        _fetch(home, boot.workdir["key"], boot.workdir["sha256"], archive)
+        unpack(archive, to)
+        archive.unlink()
+
+
+def fetch_mounts(home: Home, boot: Boot, archive: Path, user: Path, *, bare: bool) -> None:
+    """Put what the task brings along into place. user: what `~` means. bare: the machine is shared with its owner.
+
+    Raises as `fetch_spec`; ValueError for a target that leaves the machine's folders.
+    """
+    for mount in boot.mounts:
+        target = _target(mount["target"], user, bare=bare)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if mount["key"] is None:
+            target.mkdir(exist_ok=True)
+            continue
+        _fetch(home, mount["key"], mount["sha256"], archive)
+        if mount["single"]:
+            beside = target.parent / f".{target.name}.fetching"
+            unpack(archive, beside)
+            (beside / SINGLE).replace(target)
+            beside.rmdir()
+        else:
+            unpack(archive, target)
+        archive.unlink()
+
+
+def _target(text: str, user: Path, *, bare: bool) -> Path:
+    path = Path(text)
+    if ".." in path.parts:
+        raise ValueError(f"file_mounts.{text} must not contain ..")
+    if path.parts[:1] == ("~",):
+        return user / Path(*path.parts[1:])
+    if bare:
+        raise ValueError(f"file_mounts.{text} is absolute: not on a machine shared with its owner")
+    return path
+
+
+def _fetch(home: Home, key: str, sha256: str, archive: Path) -> None:
+    digest = hashlib.sha256()
     try:
         with translated(key), archive.open("wb") as file:
             for chunk in home.store.get(key).stream():
@@ -36,7 +74,5 @@ def fetch_workdir(home: Home, boot: Boot, archive: Path, to: Path) -> None:
                 file.write(chunk)
     except FileNotFoundError as error:
         raise HomeError(f"{key} is missing") from error
-    if digest.hexdigest() != boot.workdir["sha256"]:
+    if digest.hexdigest() != sha256:
         raise HomeError(f"{key} does not hash to its name")
-    unpack(archive, to)
-    archive.unlink()

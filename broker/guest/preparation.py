@@ -12,7 +12,7 @@ from broker.guest import environment
 from broker.guest.context import TICK, Context, Refused
 from broker.guest.disk import install_library
 from broker.guest.ending import Cause
-from broker.guest.fetch import fetch_spec, fetch_workdir
+from broker.guest.fetch import fetch_mounts, fetch_spec, fetch_workdir
 from broker.guest.hardware import difference
 from broker.guest.predecessor import succeeded_before, wait_for_predecessor
 from broker.guest.program import Program
@@ -50,8 +50,10 @@ class Preparation:
         shutil.rmtree(work, ignore_errors=True)  # a machine that came back starts from its snapshot, not from ruins
         c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
         install_library(c.folder / "lib")
-        home = Path(c.environ.get("HOME") or c.folder)
-        self.checkpoint = spec.checkpoint_folder(c.folder, home, bare=c.boot.provider == "local")
+        home, bare = Path(c.environ.get("HOME") or c.folder), c.boot.provider == "local"
+        mounts = c.folder / "mount.tar.gz"
+        c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, mounts, home, bare=bare))
+        self.checkpoint = spec.checkpoint_folder(c.folder, home, bare=bare)
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         self._setup()
         c.status.set(state="waiting")

@@ -25,8 +25,13 @@ class Restarts:
     tried: list[str] = field(default_factory=list)
     at_once: int = 0
 
-    def next(self, failure: str, *, seconds: float, restored: bool, new_snapshot: bool) -> Again | None:
-        """None: give up. seconds: how long it ran; new_snapshot: it had published one since it started."""
+    def next(
+        self, failure: str, *, seconds: float, restored: bool, new_snapshot: bool, free: bool = False
+    ) -> Again | None:
+        """None: give up. seconds: how long it ran; new_snapshot: it had published one since it started.
+
+        free: the task wants this failure tried again without counting it.
+        """
         quick = seconds < AT_ONCE and not new_snapshot
         self.at_once = self.at_once + 1 if quick else 0
         if quick and restored and self.at_once <= 2:
@@ -34,9 +39,9 @@ class Restarts:
             self.tried.append(f"{failure} after {seconds:.0f} s; then {again}")
             return again
         # Three failures in a row within a minute of their starts are the program's, whatever may still be left.
-        if self.left > 0 and self.at_once < 3:
-            self.left -= 1
-            self.used += 1
+        if (free or self.left > 0) and self.at_once < 3:
+            self.left -= 0 if free else 1
+            self.used += 0 if free else 1
             self.tried.append(f"{failure} after {seconds:.0f} s; then {Again.NEWEST}")
             return Again.NEWEST
         return None

@@ -42,6 +42,7 @@ class Session:
                 seconds=ended.seconds,
                 restored=self.preparation.restored is not None,
                 new_snapshot=bool(self.publisher and self.publisher.published),
+                free=ended.code in self.preparation.spec.recover_on,
             )
             tried = f" (before: {self.restarts.story()})" if self.restarts.tried else ""
             if again is None:

@@ -11,7 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A task as its guest sees it. every: least seconds between two snapshots, 0 as they appear; steps: work in all."""
+    """A task as its guest sees it. every: least seconds between two snapshots, 0 as they appear; steps: work in all.
+
+    recover_on: exit codes after which the program is started again, uncounted.
+    """
 
     name: str
     run: str
@@ -24,6 +27,7 @@ class Spec:
     marker: str | None = None
     outputs: tuple[str, ...] = ()
     steps: int | None = None
+    recover_on: tuple[int, ...] = ()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Spec:
@@ -44,6 +48,7 @@ class Spec:
             marker=checkpoint.get("complete"),
             outputs=tuple(data.get("outputs") or ()),
             steps=(data.get("work") or {}).get("steps"),
+            recover_on=tuple(data.get("recover_on_exit_codes") or ()),
         )
 
     def checkpoint_folder(self, machine: Path, home: Path, *, bare: bool) -> Path:

@@ -50,20 +50,24 @@ def choose(
         fitting = [candidate for candidate, cooldown in cooling if cooldown.again <= now]
         cooling = [(candidate, cooldown) for candidate, cooldown in cooling if cooldown.again > now]
     rejected = [*sieve.rejected, *(_cooled(candidate) for candidate, _ in cooling)]
-    ranked = tuple(sorted(fitting, key=_rank(memory)))
+    ranked = tuple(sorted(fitting, key=_rank(wish, memory)))
     if ranked:
-        return Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked))
+        return Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked, wish))
     next_try = min((cooldown.again for _, cooldown in cooling), default=None)
     return Decision(None, (), tuple(rejected), nothing_fits(rejected, wish, next_try, failures or {}), next_try)
 
 
-def _rank(memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
-    """Cheaper, then on-demand, then what did not fail last, then what is taken back less often, then by name."""
+def _rank(wish: Wish, memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
+    """The task's order where it has one; cheaper, then on-demand, what did not fail last.
+
+    Then what is taken back less often, then by name.
+    """
     failed = memory.last_failed
 
     def key(candidate: Candidate) -> tuple[float | bool | str, ...]:
         offer = candidate.offer
         return (
+            candidate.alternative if wish.ordered else 0,
             _cents(candidate.cost),
             offer.market is Market.SPOT,
             failed is not None and offer.key == failed,

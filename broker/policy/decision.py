@@ -29,11 +29,13 @@ class Wish:
     """What the task asks of its machine. queries: its alternatives, in the task's order; any of them will do.
 
     spot: "auto" (whichever is cheaper), "only" or "never". max_price: USD per hour of the whole machine, disk included.
+    ordered: an offer for an earlier query goes before every offer for a later one, whatever the prices.
     """
 
     queries: tuple[OfferQuery, ...]
     spot: str = "auto"
     max_price: float | None = None
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.spot not in ("auto", "only", "never"):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from broker.offer import Market, OfferQuery
 from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock, money
 
 
-def chosen(ranked: Sequence[Candidate]) -> tuple[str, ...]:
+def chosen(ranked: Sequence[Candidate], wish: Wish) -> tuple[str, ...]:
     best = ranked[0]
+    if wish.ordered and len(wish.queries) > 1:
+        order = f"number {best.alternative + 1} of {len(wish.queries)} in the task's order, which goes before the price"
+        return (*chosen(ranked, replace(wish, ordered=False)), order)
     if len(ranked) == 1:
         return (best.why, "the only offer that fits")
     second = ranked[1]

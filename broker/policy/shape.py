@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from broker import gpus
-from broker.offer import Offer, OfferQuery
+from broker.offer import Market, Offer, OfferQuery
 
 
 def misfit(offer: Offer, query: OfferQuery) -> str:
     """Why the machine is not what the query asks for; empty where it is."""
+    if offer.market is Market.SPOT and Market.SPOT not in query.markets:
+        return "use_spot: false for these resources"
     if query.gpu:
         if offer.provider == "local":
             return "local is this computer and rents out no GPU"

@@ -112,6 +112,9 @@ def test_what_follows_a_failure():
     assert late.next("x", seconds=61, restored=True, new_snapshot=False) is Again.NEWEST
     assert late.next("x", seconds=61, restored=True, new_snapshot=False) is None
     assert Restarts(left=0).next("x", seconds=5, restored=False, new_snapshot=False) is None
+    free = Restarts(left=0)
+    again = [free.next("x", seconds=61, restored=False, new_snapshot=False, free=True) for _ in range(3)]
+    assert (again, free.used, free.left) == ([Again.NEWEST] * 3, 0, 0)
     thrice = Restarts(left=9)
     fresh = {"seconds": 5, "restored": False, "new_snapshot": False}
     assert [thrice.next("x", **fresh) for _ in range(3)] == [Again.NEWEST, Again.NEWEST, None]
