@@ -42,9 +42,11 @@ def exit_code(app: Callable[..., Any]) -> int:
 
 
 def report(what: str, fix: str, code: int) -> int:
-    """Print an error in at most two lines and hand back its exit code."""
-    first = " ".join(what.split("\n")).strip()
+    """Print an error, a line for each thing that is wrong, and what to try; hand back its exit code."""
+    first, *others = [line.strip() for line in what.split("\n") if line.strip()] or [""]
     print(_styled("error:", "1;31"), first, file=sys.stderr)  # noqa: T201
+    for other in others:
+        print(f"       {other}", file=sys.stderr)  # noqa: T201
     if fix:
         print(_styled("  try:", "1;32"), " ".join(fix.split("\n")), file=sys.stderr)  # noqa: T201
     return code
