@@ -101,9 +101,11 @@ def _codes(value: object) -> tuple[int, ...]:
     return tuple(codes)
 
 
-def _as(name: str) -> BeforeValidator:
+def _as(name: str, model: type[BaseModel]) -> BeforeValidator:
     """One value stands for a map with that one field."""
-    return BeforeValidator(lambda value: {name: value} if isinstance(value, str) else value)
+    return BeforeValidator(
+        lambda value: {name: value} if isinstance(value, str) else value, json_schema_input_type=str | model
+    )
 
 
 Text = Annotated[str, _written("string", "number", "boolean")]
@@ -145,7 +147,7 @@ class RecoveryFields(Fields):
     ) = _field("Exit codes after which the program is started again from its newest snapshot, not counted.")
 
 
-Recovery = Annotated[RecoveryFields, _as("strategy")]
+Recovery = Annotated[RecoveryFields, _as("strategy", RecoveryFields)]
 
 
 class AlternativeFields(Fields):
@@ -242,10 +244,6 @@ class MountFields(Fields):
     config: Any = _ignored("nothing is mounted")
 
 
-def _workdir(value: object) -> object:
-    return {"path": value} if isinstance(value, str) else value
-
-
 class WorkdirFields(Fields):
     path: Text | None = _field("A folder here, relative to the task file.")
     url: Text | None = _field("A git repository.", "emulated", "it is fetched before setup, anew on every machine")
@@ -256,7 +254,7 @@ class WorkdirFields(Fields):
 
 class TaskFields(Fields):
     name: Text | None = _field("The job's name. The file's, or its folder's, by default.")
-    workdir: Annotated[WorkdirFields, BeforeValidator(_workdir)] | None = _field(
+    workdir: Annotated[WorkdirFields, _as("path", WorkdirFields)] | None = _field(
         "The folder whose copy `setup` and `run` start in, relative to the task file; or `{url, ref}` of a "
         "git repository."
     )
@@ -270,7 +268,7 @@ class TaskFields(Fields):
     )
     resources: ResourcesFields | None = _field("What the machine must have.")
     num_nodes: Count | None = _field("The number of machines. 1: several at once are refused for now.")
-    file_mounts: dict[str, Annotated[MountFields, _as("source")]] | None = _field(
+    file_mounts: dict[str, Annotated[MountFields, _as("source", MountFields)]] | None = _field(
         "Files and folders brought along: a map from a path on the machine, `~/…` or absolute, to a path here, a "
         "bucket's URL, or a map with `source` and `mode`. They are in place before `setup`."
     )

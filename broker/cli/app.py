@@ -44,7 +44,7 @@ def options(
 
 
 for register, names in (
-    (offers, ("init", "offers", "plan")),
+    (offers, ("init", "schema", "offers", "plan")),
     (running, ("rehearse", "run")),
     (jobs, ("ps", "show", "logs", "wait", "pull", "stop")),
     (service, ("up", "tick")),

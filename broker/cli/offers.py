@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.job import Plan
     from broker.offer import Offer, OfferQuery
+    from broker.task import Task
 
 SpotOption = Annotated[str | None, typer.Option("--spot", metavar="auto|only|never", help="Overrides the task's.")]
 PriceOption = Annotated[
@@ -42,6 +43,7 @@ def init_verb(
     Without NAME, list them.
     """
     from broker import bundled
+    from broker.schema import attach
 
     if name is None:
         if screen.json:
@@ -50,6 +52,7 @@ def init_verb(
             screen.line(known)
         return screen.say("copy one with: broker init NAME")
     target = bundled.copy_out(name, to or Path(name))
+    attach(target / "task.yaml")
     shown = Path(os.path.relpath(target))
     shown = target if ".." in shown.parts else shown
     if screen.json:
@@ -57,6 +60,16 @@ def init_verb(
     screen.line(str(shown))
     screen.say(f"try it without renting anything: broker rehearse {shown}")
     return None
+
+
+def schema_verb(screen: Screen) -> None:
+    """Print the JSON Schema of a task file.
+
+    Editors complete and check a task file by it; `init` puts it beside the task that it copies.
+    """
+    from broker.schema import FILE
+
+    screen.line(FILE.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def offers_verb(
@@ -122,7 +135,7 @@ def plan_verb(
 
 def make_plan(
     screen: Screen,
-    name: str,
+    name: str | Task,
     config: Config,
     *,
     spot: str | None = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
     from broker.config import Config
     from broker.job import Job, Plan
+    from broker.task import Task
 
 BIG_WORKDIR = 500_000_000
 HANDED_OVER = 130
@@ -24,7 +26,10 @@ YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
 
 def run_verb(
     screen: Screen,
-    task: TaskArgument,
+    task: Annotated[
+        list[str],
+        typer.Argument(metavar="TASK", help="A task file, a bundled task's name, or -- and a command."),
+    ],
     yes: YesOption = False,
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Return at once; a background broker goes on.")
@@ -34,10 +39,23 @@ def run_verb(
     max_price: PriceOption = None,
     infra: InfraOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop there.")] = False,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="GPU[:N]", help="Of a command: its GPUs.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="FOLDER", help="Of a command: the folder that it saves to.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", metavar="N", help="Of a command: at least.")] = None,
+    memory: Annotated[float | None, typer.Option("--memory", metavar="GIB", help="Of a command: at least.")] = None,
+    disk: Annotated[float | None, typer.Option("--disk", metavar="GIB", help="Of a command: its disk.")] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help="Of a command: its container.")] = None,
+    setup: Annotated[str | None, typer.Option("--setup", metavar="SCRIPT", help="Of a command: run before it.")] = None,
+    outputs: Annotated[
+        list[str] | None, typer.Option("--outputs", metavar="GLOB", help="Of a command: files to keep. Repeatable.")
+    ] = None,
 ) -> int:
     """Run a task to its end, over all moves.
 
-    Shows the plan, asks for consent, launches, follows and reports.
+    Shows the plan, asks for consent, launches, follows and reports. Without a task file: broker run --gpu L4
+    --checkpoint ckpt -- python train.py runs a command in a copy of this folder.
     """
     from broker.cli.offers import make_plan, nothing, show_plan
     from broker.config import load
@@ -45,7 +63,14 @@ def run_verb(
     from broker.store import open_store
 
     config = load()
-    plan = make_plan(screen, task, config, spot=spot, max_price=max_price, infra=infra, env=env)
+    given = {
+        "gpu": gpu, "checkpoint": checkpoint, "cpus": cpus, "memory": memory, "disk": disk, "image": image,
+        "setup": setup, "outputs": outputs,
+    }  # fmt: skip
+    wanted = _task_or_command(task, {name: value for name, value in given.items() if value is not None}, spot, env)
+    plan = make_plan(screen, wanted, config, spot=spot, max_price=max_price, infra=infra, env=env)
+    if not dry_run:
+        plan.task.refuse_postponed()
     if dry_run or not (screen.quiet or screen.json):
         show_plan(screen, plan, talk=not dry_run)
     if plan.decision.offer is None:
@@ -65,6 +90,23 @@ def run_verb(
     else:
         screen.say(f"{job.id} submitted; Ctrl-C asks what to do with it")
     return drive(screen, job, config)
+
+
+def _task_or_command(
+    words: Sequence[str], given: Mapping[str, Any], spot: str | None, env: Sequence[str] | None
+) -> str | Task:
+    """One word is a task, several or any option of a command are a command."""
+    from broker.cli.offers import pairs
+    from broker.command import task_of
+
+    if len(words) == 1 and not given:
+        return words[0]
+    if len(words) == 1 and Path(words[0]).suffix in (".yaml", ".yml"):
+        raise Usage(
+            f"--{next(iter(given))} is for a command: {words[0]} says itself what it needs",
+            fix=f"write it into {words[0]}, or give a command after --",
+        )
+    return task_of(words, **given, spot=spot, envs=pairs(env))
 
 
 def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:
