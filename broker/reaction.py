@@ -150,14 +150,25 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
 
 
 def _finished(state: JobState, seen: Seen) -> JobState | None:
-    """A program that has succeeded has, whatever was going on: it beats a move under way, a stop and a limit."""
+    """A program that has succeeded has, whatever was going on: it beats a move under way, a stop and a limit.
+
+    One that has failed, with the notice coming after its end, has failed too, as long as no other has been started.
+    """
     if state.outcome is not None and state.outcome.status == "succeeded":
         return None
-    if not any((seen.result(entry.generation) or {}).get("outcome") == "succeeded" for entry in state.retiring):
-        return None
-    state = replace(state, outcome=Outcome("succeeded", 0, "succeeded"))
+    results = [seen.result(entry.generation) or {} for entry in state.retiring]
+    if any(result.get("outcome") == "succeeded" for result in results):
+        outcome = Outcome("succeeded", 0, "succeeded")
+    else:
+        beat = seen.beat(state.live.generation) if state.live else None
+        started = beat is not None and beat.data.get("program_started_at") is not None
+        last = results[-1] if results else {}
+        if state.outcome is not None or started or last.get("outcome") != "failed":
+            return None
+        outcome = Outcome("failed", 100, f"failed: {last.get('reason') or 'no reason given'}")
+    state = replace(state, outcome=outcome)
     if state.live is not None:
-        state = _out(state, state.live, seen, why="succeeded", order="end")
+        state = _out(state, state.live, seen, why=outcome.status, order="end")
     return state.to("retire")
 
 
@@ -184,7 +195,7 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
     instance = seen.instances.get(generation)
     notice = instance.notice if instance is not None else None
     told = beat.data.get("notice") if beat else None
-    if notice is not None or told or seen.closed(generation):
+    if notice is not None or told:
         ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
         return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
     if beat is None:

@@ -59,7 +59,7 @@ def publish_last(publisher: Publisher, uplink: Uplink, status: Status, *, torn: 
 
 
 def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until: float) -> str:
-    """Write `closed` and `result`, once, and the last beat; returns the result's words. Nothing follows them.
+    """Write `result` and `closed`, once, and the last beat; returns the result's words. Nothing follows them.
 
     A generation that falls meanwhile writes no more.
     """
@@ -78,10 +78,10 @@ def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until
         "last_step": ending.last_step,
     }
     until = max(until, time.monotonic() + LAST_BEAT)
-    words = [(keys.closed(generation), closed, "closed"), (keys.result(generation), result, "result")]
-    if not ending.cleared:
-        # `closed` lets the next program start; while an older one may still run only the broker may say so.
-        del words[0]
+    # `closed` lets the next program start, so the result that may make it needless is there before.
+    words = [(keys.result(generation), result, "result")]
+    if ending.cleared:
+        words.append((keys.closed(generation), closed, "closed"))
     for key, content, name in words:
         raw = json.dumps(content).encode()
         uplink.guarded(name, lambda key=key, raw=raw: (home.create(key, raw),), until=until)  # type: ignore[misc]

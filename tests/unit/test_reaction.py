@@ -254,6 +254,27 @@ def test_a_success_on_the_way_out_beats_the_move_the_stop_and_the_limit(outcome:
         assert after.retiring[-1].terminate_at == NOW
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_a_failure_before_the_notice_is_a_failure_unless_another_program_runs(started: bool) -> None:
+    """The notice reached the broker first, the result after it."""
+    old = Retiring(held(1), why="notice", order="retire", since=NOW - 10, terminate_at=NOW + 100)
+    state = job(generation=2, live=held(2), retiring=(old,))
+    beats = {
+        1: beat(result={"outcome": "failed", "reason": "exit 1"}),
+        2: beat(program_started_at=NOW if started else None),
+    }
+    after = react(state, Seen(NOW, instances={1: instance(), 2: instance(id="m-2")}, beats=beats), LIMITS)
+    assert after is not None
+    assert (after.outcome is None) is started
+    if not started:
+        assert after.outcome is not None
+        assert (after.outcome.message, after.live) == ("failed: exit 1", None)
+
+
+def test_closed_without_a_result_yet_is_no_reason_to_move() -> None:
+    assert react(job(), Seen(NOW, instances=RUNNING, beats={1: beat(closed={"seq": 3})}), LIMITS) is None
+
+
 def test_a_second_notice_while_an_older_program_may_still_run() -> None:
     """The third placement must wait for both: the second one's end says nothing about the first one's program."""
     old = Retiring(held(1), why="notice", order="retire", since=NOW - 10, terminate_at=NOW + 100)
