@@ -1,0 +1,210 @@
+"""Spot, on-demand or wait: what a job with a deadline does now, and in which zone.
+
+`decide` is asked again and again, at the latest every `Situation.tick` hours. It compares what finishing costs after
+each choice (`renewal`, backward induction with hazards that fall with age) and never lets go of the last moment at
+which on-demand can still meet the deadline:
+
+* spot is started only while a loss during its start-up would still leave time to start on-demand,
+* nothing is waited for through a tick after which on-demand could no longer be started in time.
+
+So a deadline that on-demand could meet when the job began is met, as long as on-demand is granted; where it is refused
+at times, `Refusals` says how much earlier to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, floor, inf, log
+
+from broker.policy.renewal import DOWN_HAZARD, LIFE, UP_HAZARD, Point, Table, read, table
+from broker.policy.spells import Sky
+
+_SMALL = 1e-9
+_LONGEST = 48.0  # hours of work that tables are made for at least: most jobs share them
+
+
+class Choice(StrEnum):
+    """What runs, or shall run."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What asking for on-demand has come to: `refused` of `asked`, asked again every `every` hours."""
+
+    asked: int = 0
+    refused: int = 0
+    every: float = 1 / 60
+
+    @property
+    def share(self) -> float:
+        """The chance that one request is refused; none refused is taken as none to come."""
+        return self.refused / (self.asked + 1) if self.refused else 0.0
+
+    def reserve(self, miss: float = 0.01) -> float:
+        """Hours to begin earlier, so that on-demand comes too late with a chance of at most `miss`."""
+        return 0.0 if not self.refused else ceil(log(miss) / log(self.share)) * self.every
+
+    def miss(self, slack: float, delay: float) -> float:
+        """The chance that on-demand, asked for from now on, starts too late for the deadline."""
+        if slack < delay - _SMALL:
+            return 1.0
+        return float(self.share ** (floor((slack - delay) / self.every + _SMALL) + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A zone where spot may be had. `price` in USD per hour, `hazard` in ends of the present spell per hour."""
+
+    zone: str
+    up: bool
+    hazard: float
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a decision rests on. Hours, and USD per hour."""
+
+    work: float  # of running, until done
+    time: float  # until the deadline
+    delay: float  # from a launch to progress
+    tick: float  # until this is asked again
+    on_demand: float  # price
+    spots: tuple[Spot, ...]
+    running: Choice = Choice.WAIT
+    zone: str | None = None  # that spot runs in
+    starting: float = 0.0  # what is left of the running machine's start-up
+    others: float = 0.0  # zones besides the one in use (`Sky.others`)
+    refusals: Refusals = Refusals()
+
+    @property
+    def slack(self) -> float:
+        """What can be lost before on-demand from the start would be late; without the reserve for refusals."""
+        return self.time - self.work - self.refusals.reserve()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A decision. `costs`: USD to finish after each choice that was open, this one's first."""
+
+    choice: Choice
+    zone: str | None
+    why: str
+    costs: tuple[tuple[Choice, float], ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """A sentence for people."""
+        texts = [f"{choice.value.replace('_', '-')} ${cost:.2f}" for choice, cost in self.costs]
+        return f"{self.why} (cost to finish: {', '.join(texts)})" if texts else self.why
+
+
+def spots(sky: Sky, at: float, available: Mapping[str, bool], prices: Mapping[str, float]) -> tuple[Spot, ...]:
+    """The zones as `Situation` wants them. `at`: hours on the clock of `sky`, which has seen `available`."""
+    return tuple(Spot(zone, up, sky.zones[zone].hazard(at), prices[zone]) for zone, up in available.items())
+
+
+def decide(now: Situation) -> Timing:
+    """What to do now. Pure: the same situation gives the same decision."""
+    if now.running is Choice.SPOT:
+        return Timing(Choice.SPOT, now.zone, "spot runs; a move would lose a start-up")
+    can_spot = now.slack >= 2 * now.delay - _SMALL
+    can_wait = now.slack - now.tick >= now.delay - _SMALL
+    if not (can_spot or can_wait):
+        return Timing(Choice.ON_DEMAND, None, "the deadline leaves no time for anything but on-demand")
+    up = [spot for spot in now.spots if spot.up]
+    price = min((spot.price for spot in up or now.spots), default=now.on_demand)
+    if price >= now.on_demand:
+        return Timing(Choice.ON_DEMAND, None, "no spot price is below on-demand's")
+    costs_by = table(_rounded(now.delay), _rounded(price / now.on_demand), now.others, _horizon(now.work))
+    best, costs = _costs(now, costs_by, up, can_spot=can_spot, can_wait=can_wait)
+    ranked = sorted(costs.items(), key=lambda pair: pair[1])
+    choice = ranked[0][0]
+    in_usd = tuple((name, cost * now.on_demand) for name, cost in ranked)
+    return Timing(choice, best.zone if best and choice is Choice.SPOT else None, _WHY[now.running, choice], in_usd)
+
+
+_WHY = {
+    (Choice.WAIT, Choice.SPOT): "spot is up",
+    (Choice.WAIT, Choice.ON_DEMAND): "waiting for spot, or for spot that lasts, would cost more than on-demand",
+    (Choice.WAIT, Choice.WAIT): "the slack allows to wait for spot that lasts",
+    (Choice.ON_DEMAND, Choice.SPOT): "spot has been up long enough to be worth a start-up",
+    (Choice.ON_DEMAND, Choice.ON_DEMAND): "on-demand runs; leaving it does not pay for a start-up",
+    (Choice.ON_DEMAND, Choice.WAIT): "the slack allows to wait for spot instead of paying for on-demand",
+}
+
+
+def _costs(
+    now: Situation, costs_by: Table, up: list[Spot], *, can_spot: bool, can_wait: bool
+) -> tuple[Spot | None, dict[Choice, float]]:
+    """Hours of on-demand to finish after each open choice, those first that win a tie."""
+    at = costs_by.at(now.work, now.slack)
+    best = _best(up, costs_by, at, now.on_demand, now.work)
+    if best is not None:
+        phase = _phase(best.hazard, _UP_LOGS)
+        wait, launch, keep = costs_by.up_wait, costs_by.up_on_demand, costs_by.up_keep
+    else:
+        # The gap of all zones ends with the first of theirs.
+        phase = _phase(sum(spot.hazard for spot in now.spots), _DOWN_LOGS)
+        wait, launch, keep = costs_by.idle_wait, costs_by.idle_on_demand, costs_by.down_keep
+    costs: dict[Choice, float] = {}
+    if now.running is Choice.ON_DEMAND:
+        # A start-up under way has yet to take its share of the slack.
+        rest = at if not now.starting else costs_by.at(now.work, max(0.0, now.slack - now.starting))
+        costs[Choice.ON_DEMAND] = read(keep, phase, rest) + now.starting
+    if best is not None and can_spot:
+        costs[Choice.SPOT] = read(costs_by.up_spot, phase, at)
+    if can_wait:
+        costs[Choice.WAIT] = read(wait, phase, at)
+    if now.running is not Choice.ON_DEMAND:
+        costs[Choice.ON_DEMAND] = read(launch, phase, at)
+    return best, costs
+
+
+def _best(up: list[Spot], costs_by: Table, at: Point, on_demand: float, work: float) -> Spot | None:
+    """The zone to start in: the one that will last, unless a cheaper one makes up for being lost sooner."""
+    cheapest = min((spot.price for spot in up), default=0.0)
+    if all(spot.price == cheapest for spot in up):
+        return min(up, key=lambda spot: spot.hazard, default=None)
+
+    def cost(spot: Spot) -> float:
+        phase = _phase(spot.hazard, _UP_LOGS)
+        life = LIFE[int(phase)]
+        return read(costs_by.up_spot, phase, at) * on_demand + (spot.price - cheapest) * min(life, work)
+
+    return min(up, key=cost)
+
+
+_UP_LOGS = tuple(log(rate) for rate in UP_HAZARD)
+_DOWN_LOGS = tuple(log(rate) for rate in DOWN_HAZARD)
+
+
+def _phase(hazard: float, logs: Iterable[float]) -> float:
+    """The phase, with its fraction, that has this hazard."""
+    level, before, phase = log(hazard) if hazard > 0 else -inf, 0.0, 0
+    for phase, value in enumerate(logs):
+        if level >= value:
+            return float(phase) if phase == 0 else phase - (level - value) / (before - value)
+        before = value
+    return float(phase)
+
+
+def _rounded(value: float) -> float:
+    """To two digits and a half, so that jobs much alike share a table."""
+    if value <= 0:
+        return 1e-3
+    unit = 10.0 ** floor(log(value) / log(10)) / 200
+    return round(value / unit) * unit
+
+
+def _horizon(work: float) -> float:
+    top = _LONGEST
+    while top < work:
+        top *= 2
+    return top
