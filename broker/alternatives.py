@@ -49,7 +49,7 @@ def read(model: ResourcesFields | None) -> Alternatives:
     wishes = wishes or [around]
     paths = [f"resources.{name}.{index}" if entries else "resources" for index in range(len(wishes))]
     spots = [wish.get("use_spot") for wish in wishes]
-    mixed = len({spot for spot in spots if spot is not None}) == 2
+    mixed = False in spots and set(spots) != {False}
     made.ordered = outer.ordered is not None or _in_order(outer)
     made.resources = tuple(
         one for path, wish in zip(paths, wishes, strict=True) for one in _expanded(path, wish, made, mixed=mixed)

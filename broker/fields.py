@@ -287,11 +287,17 @@ class TaskFields(Fields):
         "How often a program that failed is started again. 0 by default; moves are not counted."
     )
     deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
-        "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`.", "refused", "not carried out yet"
+        "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`. Not carried out yet: `run` refuses it.",
+        "refused",
+        "not carried out yet",
     )
-    budget: Positive | None = _field("USD that the whole job may cost.", "refused", "not carried out yet")
+    budget: Positive | None = _field(
+        "USD that the whole job may cost. Not carried out yet: `run` refuses it.", "refused", "not carried out yet"
+    )
     schedule: Annotated[str, _scalar(quantity.schedule), _written("string")] | None = _field(
-        "When to run it again and again, as a cron line.", "refused", "not carried out yet"
+        "When to run it again and again, as a cron line. Not carried out yet: `run` refuses it.",
+        "refused",
+        "not carried out yet",
     )
     home: Text | None = _field("The URL of the store that keeps snapshots and results. The configured one by default.")
     rehearse: RehearseFields | None = _field("How a rehearsal makes the task short, and judges it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 from guest.placements import Job, wait_for
@@ -71,6 +72,25 @@ def test_an_exit_code_to_recover_from_starts_the_program_again_uncounted(job, tm
 
 def test_another_exit_code_is_a_failure(job):
     assert job.task("exit 33", recover_on_exit_codes=[34]).place().until_ended()["outcome"] == "failed"
+
+
+def test_a_git_workdir_is_fetched_beside_the_checkpoints(job, tmp_path):
+    from broker.taskfile import read
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "hello.txt").write_text("from git\n")
+    for words in (["init", "-q", "-b", "trunk"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *identity, *words], cwd=repository, check=True)
+    file = tmp_path / "task.yaml"
+    file.write_text(
+        f"workdir: {{url: '{repository.as_uri()}', ref: trunk}}\nrun: cat hello.txt\ncheckpoint: {{path: ckpt}}\n"
+    )
+    task = read(file)
+    placement = job.task(task.run, setup=task.setup, checkpoint={"path": "ckpt", "every": None, "keep": 3}).place()
+    assert placement.until_ended()["outcome"] == "succeeded"
+    assert placement.own_log == "from git\n"
 
 
 def test_a_damaged_mount_and_a_foreign_target_are_refused(job, tmp_path):

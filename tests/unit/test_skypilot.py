@@ -149,6 +149,8 @@ def test_use_spot_of_each_alternative(tmp_path: Path) -> None:
     assert decision.offer == steady
     assert "use_spot: false for these resources" in decision.rejected[0].reason
     assert resources(tmp_path, "{use_spot: false}").spot == "never"
+    some = resources(tmp_path, "{any_of: [{infra: aws}, {infra: gcp, use_spot: false}]}")
+    assert ([wish.on_demand for wish in some.resources], some.spot) == ([False, True], "auto")
     assert read(tmp_path, f"{SAFE}spot: only\nresources: {{use_spot: true}}\n").spot == "only"
 
 
