@@ -344,7 +344,12 @@ def _terminate(held: Held, state: JobState, world: World) -> bool:
 def account(state: JobState, world: World) -> JobState:
     """Everything has ended: write down how, forget the secrets, leave the snapshots and outputs in the home."""
     outcome = state.outcome or Outcome("error", 1, "ended without an outcome")
+    rows = world.store.placements(state.job)
+    JobHome(world, state.job).tidy(state, [row.generation for row in rows])
     now = world.clock()
+    spent = sum(row.cost(now) for row in rows)
+    world.store.event(state.job, "ended", f"{outcome.status}: {outcome.message}", once="", spent=spent)
+    # The status comes last: whoever waits for it may end this process at once, and reads no event after it.
     world.store.update_job(
         state.job,
         status=outcome.status,
@@ -354,10 +359,6 @@ def account(state: JobState, world: World) -> JobState:
         ended_at=now,
         secrets=None,
     )
-    rows = world.store.placements(state.job)
-    spent = sum(row.cost(now) for row in rows)
-    world.store.event(state.job, "ended", f"{outcome.status}: {outcome.message}", once="", spent=spent)
-    JobHome(world, state.job).tidy(state, [row.generation for row in rows])
     return state.to("done")
 
 

@@ -1,7 +1,8 @@
 """A program that counts, saves now and then, and betrays a second one running at the same time.
 
 It holds a lock on $GUARD for as long as it lives and writes every step to $TRACE, so that a test can tell afterwards
-whether two ran at once, what was lost at each move, and that nothing was counted twice from a wrong place.
+whether two ran at once, what was lost at each move, and that nothing was counted twice from a wrong place. With
+$STUBBORN it does not heed SIGTERM.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ def say(**what):
 
 def on_term(_signal, _frame):
     global stopping
-    stopping = True
+    stopping = not os.environ.get("STUBBORN")
 
 
 def save(step):
@@ -33,6 +34,8 @@ def save(step):
         json.dump({"step": step, "sum": sum(range(step + 1))}, file)
         file.flush()
         os.fsync(file.fileno())
+        # A real save takes longer than the tick of the file system's clock, by which a rename is told from a write.
+        time.sleep(0.01)
     os.replace(path + ".tmp", path)
 
 
