@@ -393,10 +393,16 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
     A store that does not answer is retried by whoever calls next: the state is the authority, `control` its copy.
     """
     home, keys = JobHome(world, state.job).home, JobKeys(state.job)
+    sent = launching
+    if sent is None and state.live is None and state.then == "launch":
+        # Its launch is not settled, so its machine may be there: it stands, or it would end itself before it is found.
+        sent = LaunchRequest.from_json(dict(world.store.placement(state.job, state.generation).request))
+    # A launch that may have to be given up must not start its program: nobody would wait for that to end.
+    settles = sent is not None and sent is launching and world.provider(sent.offer.provider).traits.token
     try:
         raw = home.find(keys.control)
         standing = Control.from_bytes(raw) if raw else None
-        wanted = control_of(state, world.installation, standing.epoch if standing else 0, launching)
+        wanted = control_of(state, world.installation, standing.epoch if standing else 0, sent, hold=not settles)
         if standing is None or wanted.to_bytes() != standing.to_bytes():
             home.put(keys.control, replace(wanted, epoch=wanted.epoch + 1).to_bytes())
     except errors.HomeError as error:
@@ -405,8 +411,10 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
         world.store.event(state.job, "warning", f"the home did not take control: {error}", once=f"control {error}"[:80])
 
 
-def control_of(state: JobState, owner: str, epoch: int, launching: LaunchRequest | None = None) -> Control:
-    """The broker's word to the guests, as the state has it. Pure."""
+def control_of(
+    state: JobState, owner: str, epoch: int, launching: LaunchRequest | None = None, *, hold: bool = False
+) -> Control:
+    """The broker's word to the guests, as the state has it. Pure. hold: the launching one waits for another word."""
     generations: dict[int, Order] = {
         entry.generation: Order(end_by=entry.held.end_by, end_why=entry.held.end_why, order=entry.order, why=entry.why)
         for entry in state.retiring
@@ -417,7 +425,8 @@ def control_of(state: JobState, owner: str, epoch: int, launching: LaunchRequest
         generations[live] = _run_order(state, state.live.end_by, state.live.end_why)
     elif launching is not None:
         live = launching.generation
-        generations[live] = _run_order(state, launching.end_by, launching.end_why)
+        order = _run_order(state, launching.end_by, launching.end_why)
+        generations[live] = replace(order, after=live, not_before=None, go=False) if hold else order
     return Control(
         owner=owner,
         epoch=epoch,
