@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.errors import BrokerError, HomeError, ProviderError
@@ -25,17 +25,19 @@ from broker.world import World
 WANTS_POLL = 0.5
 BEATS = "beats/"
 TROUBLE_AFTER = 3
+HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read once
 
 
 @dataclass(slots=True)
 class Followed:
-    """What one job follows, and how to wake it."""
+    """What one job follows, and how to wake it. heard: its home has been read well since it is followed."""
 
     job: str
     home: str
     generations: Mapping[int, str]
     launched: Mapping[int, float]
     wake: Callable[[], None]
+    heard: bool = False
 
 
 @dataclass(slots=True)
@@ -50,12 +52,16 @@ class HeardBeat:
 
 @dataclass(slots=True)
 class Facts:
-    """The newest facts; guarded by the watcher's lock."""
+    """The newest facts; guarded by the watcher's lock. shown: placements that a list has shown. good, probed:
+    when a home last answered as it should.
+    """
 
     instances: dict[str, dict[tuple[str, int], Instance]] = field(default_factory=dict)
     absences: dict[tuple[str, int], int] = field(default_factory=dict)
+    shown: set[tuple[str, int]] = field(default_factory=set)
     listed: dict[str, float] = field(default_factory=dict)
     beats: dict[tuple[str, int], HeardBeat] = field(default_factory=dict)
+    good: dict[str, float] = field(default_factory=dict)
     probed: dict[str, float] = field(default_factory=dict)
     wants: dict[str, str] = field(default_factory=dict)
 
@@ -193,19 +199,23 @@ class Watcher:
         """Count good lists that did not show an instance which must be visible by now; two mean it is gone."""
         key = (followed.job, generation)
         if key in listed:
+            self.facts.shown.add(key)
             self.facts.absences.pop(key, None)
             return set()
-        lag = self.world.provider(followed.generations[generation]).traits.list_lag
-        if now < followed.launched.get(generation, 0.0) + lag:
+        traits = self.world.provider(followed.generations[generation]).traits
+        if now < followed.launched.get(generation, 0.0) + traits.list_lag:
             return set()
+        heard = self.facts.beats.get(key)
+        beat = self.world.limits(simulated=traits.simulated).beat
+        if key not in self.facts.shown and heard is not None and time.monotonic() - heard.changed < 3 * beat:
+            return set()  # it speaks: the list is later than its provider says
         self.facts.absences[key] = self.facts.absences.get(key, 0) + 1
         return {followed.job} if self.facts.absences[key] == 2 else set()
 
     def _read_beats(self, url: str) -> None:
         with self._lock:
-            wanted = {
-                (f.job, generation) for f in self.followed.values() if f.home == url for generation in f.generations
-            }
+            here = [followed for followed in self.followed.values() if followed.home == url]
+            wanted = {(followed.job, generation) for followed in here for generation in followed.generations}
         if not wanted:
             return
         home = self.world.home(url)
@@ -213,7 +223,11 @@ class Watcher:
             _, job, generation = entry.key.split("/")
             if (job, int(generation)) in wanted:
                 self._heard(home, entry, job, int(generation))
-        self._probe_if_silent(home, url, wanted)
+        new = {followed.job for followed in here if not followed.heard}
+        for followed in here:
+            followed.heard = True
+        self._wake(new)
+        self._prove(home, url, wanted)
 
     def _heard(self, home: Home, entry: Entry, job: str, generation: int) -> None:
         key = (job, generation)
@@ -237,20 +251,26 @@ class Watcher:
         if matters(before) != matters(data):
             self._wake({job})
 
-    def _probe_if_silent(self, home: Home, url: str, wanted: set[tuple[str, int]]) -> None:
-        """While some guest is silent, prove that the store itself takes writes: else the silence is the store's."""
+    def _prove(self, home: Home, url: str, wanted: set[tuple[str, int]]) -> None:
+        """A good look at the store is behind us. While some guest is silent, prove that it takes writes too.
+
+        A store that was away was silent itself, and its guests may need longer than we did to find it again: their
+        silence counts from its return.
+        """
         silence = self.world.limits(simulated=home.is_local).silence
         with self._lock:
-            quiet = [
-                heard
-                for key, heard in self.facts.beats.items()
-                if key in wanted and time.monotonic() - heard.changed > silence / 2
-            ]
-        if not quiet:
-            return
-        home.probe()
+            heard = [beat for key, beat in self.facts.beats.items() if key in wanted]
+            quiet = any(time.monotonic() - beat.changed > silence / 2 for beat in heard)
+        if quiet:
+            home.probe()
+        now = time.monotonic()
         with self._lock:
-            self.facts.probed[url] = time.monotonic()
+            if now - self.facts.good.get(url, now) > silence / 4:
+                for beat in heard:
+                    beat.changed, beat.reads = now, 0
+            self.facts.good[url] = now
+            if quiet:
+                self.facts.probed[url] = now
 
     # What one job sees
 
@@ -363,16 +383,20 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
     await asyncio.to_thread(watcher.follow, followed)
     finals: dict[int, Mapping[str, Any]] = {}
     parents: dict[int, tuple[int, int] | None] = {}
+    patient_until = time.monotonic() + HEAR_WITHIN
     try:
         while True:
             changed.clear()
+            heard = followed.heard or (None if time.monotonic() > patient_until else False)
             seen = watcher.seen(state, row.home)
             await asyncio.to_thread(read_home, world, row.home, state, seen, finals, parents)
-            seen = Seen(seen.now, seen.want, seen.instances, seen.beats, finals, parents, seen.probed)
+            seen = replace(seen, finals=finals, parents=parents, heard=heard)
             following = react(state, seen, limits)
             if following is not None:
                 return following
             delay = max(0.05, wake_at(state, seen, limits) - world.clock())
+            if seen.heard is False:
+                delay = min(delay, HEAR_WITHIN)
             try:
                 await asyncio.wait_for(changed.wait(), timeout=delay)
             except TimeoutError:
