@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from broker import errors, lifecycle
 from broker.config import Config
@@ -293,7 +293,11 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
     engine = _current
     if engine is None:
         raise RuntimeError("no engine runs in this process")
-    state, world = JobState.from_json(data), engine.world
+    world = engine.world
+    try:
+        state = JobState.from_json(data)
+    except errors.ConfigError as error:
+        return await _left_alone(str(data["job"]), error, world)
     try:
         if state.phase == "watch":
             following = await watch(state, world, engine.watcher)
@@ -308,6 +312,19 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
         following = await asyncio.to_thread(_failed, state, error, world)
     await asyncio.to_thread(_show, state, following, world)
     return following.to_json()
+
+
+async def _left_alone(job: str, error: errors.ConfigError, world: World) -> NoReturn:
+    """Hold a job that a newer version has driven without touching it: the next broker that knows it takes it over."""
+
+    def say() -> None:
+        world.store.event(job, "warning", f"left alone: {error}; {error.fix}", once="newer")
+        world.store.update_job(job, message=str(error), fix=error.fix)
+
+    print(f"spotbroker: {job} is left alone: {error}; {error.fix}", file=sys.stderr)  # noqa: T201
+    await asyncio.to_thread(say)
+    while True:
+        await asyncio.sleep(3600.0)
 
 
 def _failed(state: JobState, error: Exception, world: World) -> JobState:

@@ -7,10 +7,13 @@ fields are only ever added, with defaults, and `VERSION` counts what could not b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from broker.errors import ConfigError
 
 VERSION = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,29 @@ class JobState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobState:
+        """What any version up to this one wrote. Raises ConfigError for what a newer one wrote."""
         values = dict(data)
-        values["live"] = Held(**values["live"]) if values.get("live") else None
+        if values.get("version", 1) > VERSION:
+            raise _newer(f"version {values['version']} of its state")
+        values["live"] = _made(Held, values["live"]) if values.get("live") else None
         values["retiring"] = tuple(
-            Retiring(**{**entry, "held": Held(**entry["held"])}) for entry in values.get("retiring", ())
+            _made(Retiring, {**entry, "held": _made(Held, entry["held"])}) for entry in values.get("retiring", ())
         )
         values["lost"] = tuple(values["lost"]) if values.get("lost") else None
-        values["outcome"] = Outcome(**values["outcome"]) if values.get("outcome") else None
+        values["outcome"] = _made(Outcome, values["outcome"]) if values.get("outcome") else None
         values["parents"] = {int(n): (p[0], p[1]) if p else None for n, p in values.get("parents", {}).items()}
-        return cls(**values)
+        return _made(cls, values)
+
+
+def _made(kind: type[T], values: Mapping[str, Any]) -> T:
+    unknown = sorted(values.keys() - {entry.name for entry in fields(kind)})  # type: ignore[arg-type]
+    if unknown:
+        raise _newer(f"{kind.__name__}.{unknown[0]}")
+    return kind(**values)
+
+
+def _newer(what: str) -> ConfigError:
+    return ConfigError(
+        f"a newer spotbroker has driven this job, and this one does not know {what}",
+        fix="pip install --upgrade spotbroker, then start the broker again",
+    )

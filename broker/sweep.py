@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.errors import BrokerError, JobNotFound
+from broker.errors import BrokerError, ConfigError, JobNotFound
 from broker.provider import Instance, State
 from broker.state import JobState
 from broker.watch import held_generations
@@ -19,7 +19,10 @@ def owned(instance: Instance, world: World) -> bool:
         return False
     if row.state is None:
         return True
-    state = JobState.from_json(row.state)
+    try:
+        state = JobState.from_json(row.state)
+    except ConfigError:
+        return True  # a newer broker's
     if instance.generation in held_generations(state) or instance.generation > state.generation:
         return True
     return any(
