@@ -76,5 +76,5 @@ def test_a_stop_during_launch_leaves_nothing(site: Site, now: bool) -> None:
         wait_for((site.root / "machines").exists, "the machine's traces")
     clear(site.root)
     assert job.exit_code == 103
+    wait_for(lambda: not site.machines(), "the machine to be gone", 10)
     assert len(site.provider.instances()) == 1
-    assert not site.machines()

@@ -1,0 +1,178 @@
+"""How a program's end is read, and that nothing of it outlives its placement; through the whole broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from crash.harness import Site, marked, wait_for
+
+from broker.home import JobKeys
+from broker.job import Job
+from broker_local.cloud import delete_by_hand, take_back
+
+HERE = Path(__file__).parent
+
+# Fails at once where it resumes from the very checkpoint that it first resumed from; with ALWAYS from any.
+POISONED = f"""
+if [ "$BROKER_RESUMED" = 1 ]; then
+    sum=$(cksum <"$BROKER_CHECKPOINT_DIR/state.json")
+    [ -e "$FOLDER/poison" ] || echo "$sum" >"$FOLDER/poison"
+    echo "$sum" >>"$FOLDER/tried"
+    if [ -n "$ALWAYS" ] || [ "$sum" = "$(cat "$FOLDER/poison")" ]; then exit 3; fi
+fi
+exec {sys.executable} counter.py
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["notice", "sigterm", "kill", "stop"])
+def test_nothing_outlives_its_placement(tmp_path: Path, how: str) -> None:
+    """A daemon in a session and without an environment of its own, that heeds no signal, dies with its placement."""
+    site = Site(tmp_path, limits={"grace": 2.0})
+    (site.work / "escape.py").write_text((HERE / "escape.py").read_text())
+    job = site.submit(site.task("escape", run=f"exec {sys.executable} escape.py", max_moves=2))
+    with site.up():
+        machine = site.machine(job, 1)
+        wait_for(lambda: site.of("escape", "daemon", 1), "the daemon")
+        if how != "stop":
+            notice, seconds = {"notice": ("aws", 3.0), "sigterm": ("runpod", 3.0), "kill": ("vast", None)}[how]
+            asked = time.time()
+            word = take_back(site.root, machine.id, notice, seconds=seconds)
+            ends_at = word.ends_at if word and word.ends_at else asked + (seconds or 1.0)
+            wait_for(lambda: site.of("escape", "daemon", 2), "the next one's daemon", 60, lambda: site.story(job))
+            last = max(line["at"] for line in site.trace("escape") if line["generation"] == 1)
+            assert last <= ends_at + 0.2
+            assert last < min(line["at"] for line in site.trace("escape") if line["generation"] == 2)
+        job.stop(now=how == "kill")
+        site.done(job)
+    assert (job.status, job.exit_code) == ("stopped", 103), site.story(job)
+    assert not marked(site.root)
+    assert not grows(site.folder / "escape.trace")
+    site.close()
+
+
+def grows(file: Path) -> bool:
+    """Does anything write to that file within ten of its writes' time?"""
+    size, until = file.stat().st_size, time.monotonic() + 0.2
+    wait_for(lambda: file.stat().st_size > size or time.monotonic() > until, "a moment")
+    return file.stat().st_size > size
+
+
+def test_a_failure_is_not_relaunched(site: Site) -> None:
+    job = site.submit(site.task("fails", run="echo no; exit 1"))
+    with site.up():
+        site.done(job)
+    assert (job.status, job.exit_code) == ("failed", 100)
+    assert "exit 1" in job.message
+    assert len(job.placements()) == 1
+
+
+def test_killed_on_a_living_machine_is_a_failure(site: Site) -> None:
+    """137 is no preemption: somebody killed the program, or the kernel did for memory."""
+    job = site.submit(site.task("count", steps=1000))
+    with site.up():
+        site.event(job, "snapshot", 1)
+        os.kill(site.of("count", "start")[0]["pid"], signal.SIGKILL)
+        site.done(job)
+    assert (job.status, job.exit_code) == ("failed", 100)
+    assert "137" in job.message
+    assert "killed" in job.message
+    assert len(job.placements()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notice", ["aws", "vast"])
+def test_preempted_during_setup(site: Site, notice: str) -> None:
+    """Setup runs again on the next machine; it counts as a move and as no restart."""
+    setup = 'echo "$BROKER_GENERATION" >>"$FOLDER/setups"; while [ ! -e "$FOLDER/go" ]; do sleep 0.1; done'
+    task = site.task("count", steps=30, setup=setup)
+    job = site.submit(site.task("count", setup=setup, envs={**task.envs, "STEPS": "30", "FOLDER": str(site.folder)}))
+    with site.up():
+        site.event(job, "setup", 1)
+        take_back(site.root, site.machine(job, 1).id, notice, seconds=3.0 if notice == "aws" else None)
+        site.event(job, "setup", 2)
+        (site.folder / "go").touch()
+        site.done(job)
+    assert (site.folder / "setups").read_text().split() == ["1", "2"]
+    assert [line["generation"] for line in site.of("count", "start")] == [2]
+    state = job.row.state or {}
+    assert (state["moves"], state["restarts"]) == (1, 0)
+    site.audit(lost_at_most=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("always", [False, True], ids=["newest", "every"])
+def test_a_resume_that_fails_at_once(site: Site, always: bool) -> None:
+    """The same snapshot once more, then the one before it; then the failure is the program's."""
+    task = site.task("count", steps=200, pause=0.03)
+    envs = {**task.envs, "FOLDER": str(site.folder), "ALWAYS": "1" if always else ""}
+    job = site.submit(site.task("count", run=POISONED, envs=envs))
+    with site.up():
+        wait_for(lambda: (job.placements() or [None])[0] and snapshots(site, job) >= 3, "three snapshots")
+        take_back(site.root, site.machine(job, 1).id, "vast")
+        site.done(job)
+    tried = (site.folder / "tried").read_text().splitlines()
+    assert tried[0] == tried[1] != tried[2]
+    assert len(tried) == 3
+    assert len(job.placements()) == 2
+    if always:
+        assert (job.status, job.exit_code) == ("failed", 100)
+        assert "exit 3" in job.message
+        assert "the snapshot before it" in job.message
+    else:
+        site.audit(lost_at_most=100)
+
+
+def snapshots(site: Site, job: Job) -> int:
+    return len(job.home.list(JobKeys(job.id).manifests(1)))
+
+
+@pytest.mark.slow
+def test_a_machine_ended_by_hand(site: Site) -> None:
+    """Whoever ends a machine in the console wants it ended: the job stops, and says so."""
+    job = site.submit(site.task("count", steps=1000))
+    with site.up():
+        site.event(job, "snapshot", 1)
+        delete_by_hand(site.root, site.machine(job, 1).id)
+        site.done(job)
+    assert (job.status, job.exit_code) == ("stopped", 103)
+    assert "by hand" in job.message
+    assert len(job.placements()) == 1
+
+
+@pytest.mark.slow
+def test_a_machine_that_fails(site: Site) -> None:
+    """Its host dies under it, which nobody says: the job moves."""
+    job = site.submit(site.task("count", steps=150, pause=0.03))
+    with site.up():
+        site.event(job, "snapshot", 1)
+        machine = site.machine(job, 1)
+        os.kill(site.supervisor(machine), signal.SIGKILL)
+        site.done(job)
+    assert [row.cause for row in job.placements()] == ["failed", "self"]
+    site.audit(lost_at_most=60)
+
+
+@pytest.mark.slow
+def test_a_machine_outlives_its_broker_no_longer_than_end_by(site: Site) -> None:
+    """With the broker dead, the guest's own clock saves and ends the machine; the next broker goes on elsewhere."""
+    job = site.submit(site.task("count", steps=240, pause=0.04, max_hours=7 / 3600))
+    with site.up():
+        site.event(job, "snapshot", 1)
+    assert site.machines(), "the machine is to outlive its broker"
+    wait_for(lambda: not site.machines(), "the machine to end by itself", 30)
+    row = job.placements()[0]
+    assert row.launched_at is not None
+    lived = site.provider.instances()[0].ended_at - row.launched_at
+    assert lived <= 7 + 1.0
+    last = site.of("count", "saved", 1)[-1]["step"]
+    with site.up():
+        site.done(job, timeout=90)
+    assert site.of("count", "start", 2)[0]["step"] == last, "the end's snapshot is not what the next one started from"
+    assert len(job.placements()) >= 2
+    site.audit(lost_at_most=0)
