@@ -226,6 +226,11 @@ class RehearseFields(Fields):
     deterministic: Truth | None = _field("The same seed gives the same bytes in the files of `compare`.")
     compare: Texts | None = _field("Files in the workdir that must be the same with and without interruption.")
     envs: Values | None = _field("Set over the task's own while it is rehearsed, to make it short for instance.")
+    resources: ResourcesFields | None = _field("In the place of the task's own while it is rehearsed.")
+    step: Text | None = _field(
+        "A regular expression that finds the training step in a line of the program's log, as its group: "
+        "`'step (\\d+)'`. Needed only where the usual ways of printing it are not used, nor `broker.guest.progress`."
+    )
 
 
 class MountFields(Fields):
@@ -333,6 +338,7 @@ MODELS: dict[str, type[Fields]] = {
 }
 for _outer in ("resources", "resources.any_of", "resources.ordered"):
     MODELS |= {f"{_outer}.{name}": RecoveryFields for name in ("job_recovery", "spot_recovery")}
+MODELS |= {f"rehearse.{_name}": _model for _name, _model in MODELS.items() if _name.startswith("resources")}
 
 
 def general(path: tuple[str | int, ...]) -> str:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -34,6 +34,7 @@ RESERVED = frozenset(
     f"BROKER_{name}" for name in ("CHECKPOINT_DIR", "JOB", "GENERATION", "RESUMED", "PROGRESS", "PLACEMENT")
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+STEP_EXAMPLE = r"for instance `step: 'step (\d+)'`"
 HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 
 
@@ -92,14 +93,30 @@ class Work:
 class Rehearse:
     """How a rehearsal judges. deterministic: the same seed gives the same bytes in the outputs named by `compare`.
 
-    envs: set on top of the task's own while rehearsing, to make it shorter for instance.
+    envs: set on top of the task's own while rehearsing, to make it shorter for instance. resources: in the place of the
+    task's own then; empty: these. step: a regular expression that finds the step in a line of the log, as its group
+    `step`, its only or its first one.
     """
 
     deterministic: bool = False
     compare: tuple[str, ...] = ()
     envs: Mapping[str, str] = field(default_factory=dict, repr=False)
+    resources: tuple[Resources, ...] = ()
+    step: str = ""
 
     def problems(self) -> Iterator[Problem]:
+        for wish in self.resources:
+            for problem in wish.problems():
+                yield problem._replace(field=f"rehearse.{problem.field}")
+        try:
+            if self.step and not re.compile(self.step).groups:
+                yield Problem(
+                    "rehearse.step",
+                    f"finds no number: {self.step!r} has no group",
+                    r"for instance `step: 'step (\d+)'`",
+                )
+        except re.error as error:
+            yield Problem("rehearse.step", f"is no regular expression: {error}", STEP_EXAMPLE)
         for path in self.compare:
             if not _inside(path):
                 yield Problem("rehearse.compare", f"must be a path inside the workdir, not {path!r}")
@@ -169,15 +186,7 @@ class Task:
         for name in ("outputs", "recover_on_exit_codes", "file_mounts"):
             put(name, tuple(getattr(self, name)))
         put("name", self.name or (self.workdir.name if self.workdir else "") or "task")
-        try:
-            put("resources", tuple(wish.named() for wish in self.resources))
-        except ValueError as error:
-            problems.append(Problem("resources.accelerators", str(error)))
-        try:
-            if self.work is not None and self.work.on is not None:
-                put("work", replace(self.work, on=gpus.canonical(self.work.on)))
-        except ValueError as error:
-            problems.append(Problem("work.on", str(error)))
+        problems.extend(self._named_cards())
         problems.extend(self._problems())
         if problems:
             try:
@@ -185,6 +194,24 @@ class Task:
             except InvalidTaskError as error:
                 error.problems = tuple(problems)
                 raise
+
+    def _named_cards(self) -> Iterator[Problem]:
+        """Gives every card its canonical name; a problem for each that nobody knows."""
+        try:
+            object.__setattr__(self, "resources", tuple(wish.named() for wish in self.resources))
+        except ValueError as error:
+            yield Problem("resources.accelerators", str(error))
+        try:
+            if self.rehearse is not None:
+                named = tuple(wish.named() for wish in self.rehearse.resources)
+                object.__setattr__(self, "rehearse", replace(self.rehearse, resources=named))
+        except ValueError as error:
+            yield Problem("rehearse.resources.accelerators", str(error))
+        try:
+            if self.work is not None and self.work.on is not None:
+                object.__setattr__(self, "work", replace(self.work, on=gpus.canonical(self.work.on)))
+        except ValueError as error:
+            yield Problem("work.on", str(error))
 
     def _problems(self) -> Iterator[Problem]:
         if not self.run.strip():
@@ -343,10 +370,18 @@ class Task:
             **{
                 **values,
                 "secrets": {name: (secrets or {}).get(name, "") for name in values["secrets"]},
-                "resources": tuple(Resources(**{**r, "infra": tuple(r["infra"])}) for r in values["resources"]),
+                "resources": _resources(values["resources"]),
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
-                "rehearse": Rehearse(**{**rehearse, "compare": tuple(rehearse["compare"])}) if rehearse else None,
+                "rehearse": Rehearse(
+                    **{
+                        **rehearse,
+                        "compare": tuple(rehearse["compare"]),
+                        "resources": _resources(rehearse.get("resources", ())),
+                    }
+                )
+                if rehearse
+                else None,
                 "warnings": tuple(values["warnings"]),
                 "recover_on_exit_codes": tuple(values.get("recover_on_exit_codes", ())),
                 "file_mounts": tuple(Mount(**mount) for mount in values.get("file_mounts", ())),
@@ -385,6 +420,11 @@ def load(
             fix=f"give a task file, or one of the bundled tasks: {', '.join(bundled.names())}",
         )
     return Task.from_yaml(path, envs=envs, secrets=secrets, environ=environ)
+
+
+def _resources(data: Iterable[Mapping[str, Any]]) -> tuple[Resources, ...]:
+    """Alternatives as `to_json` wrote them."""
+    return tuple(Resources(**{**wish, "infra": tuple(wish["infra"])}) for wish in data)
 
 
 def _inside(pattern: str) -> bool:

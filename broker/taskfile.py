@@ -25,6 +25,7 @@ from broker.errors import TaskError
 from broker.fields import CheckpointFields, MountFields, RehearseFields, TaskFields, WorkdirFields, explained
 from broker.filling import fill
 from broker.mounts import Mount
+from broker.resources import Resources
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
@@ -266,7 +267,7 @@ class _Reader:
                 model.max_restarts_on_errors, found.restarts, "max_restarts_on_errors", "job_recovery"
             ),
             "home": model.home,
-            "rehearse": _rehearse(model.rehearse),
+            "rehearse": self._rehearse(model.rehearse),
         }
         if model.spot and spot not in (None, model.spot):
             message = f"is {model.spot}, but use_spot in resources says otherwise"
@@ -285,6 +286,20 @@ class _Reader:
         if ours is not None and theirs is not None and ours != theirs:
             self._at((name,), name, f"is {ours:g}, but {word} in resources says {theirs:g}", "keep one of them")
         return theirs if ours is None else ours
+
+    def _rehearse(self, model: RehearseFields | None) -> Rehearse | None:
+        if model is None:
+            return None
+        found = alternatives.read(model.resources) if model.resources else None
+        for problem in found.problems if found else ():
+            self._at(_steps(f"rehearse.{problem.field}"), f"rehearse.{problem.field}", *problem[1:3])
+        return Rehearse(
+            deterministic=bool(model.deterministic),
+            compare=tuple(model.compare or ()),
+            envs=dict(model.envs or {}),
+            resources=found.resources if found else (),
+            step=model.step or "",
+        )
 
     def _mounts(self, model: TaskFields) -> tuple[Mount, ...]:
         mounts = []
@@ -306,14 +321,6 @@ def _checkpoint(model: CheckpointFields | None) -> Checkpoint | None:
     if model is None or model.path is None:
         return None
     return Checkpoint(**{name: value for name, value in model.model_dump().items() if value is not None})
-
-
-def _rehearse(model: RehearseFields | None) -> Rehearse | None:
-    if model is None:
-        return None
-    return Rehearse(
-        deterministic=bool(model.deterministic), compare=tuple(model.compare or ()), envs=dict(model.envs or {})
-    )
 
 
 def _cloning(workdir: WorkdirFields | None) -> str:
@@ -358,22 +365,9 @@ def write(task: Task) -> str:
 
     data = task.to_json()
     del data["source"], data["warnings"]
-    mixed = any(wish.on_demand for wish in task.resources)
-    wishes = [
-        {
-            "accelerators": f"{wish.gpu}:{wish.gpu_count}" if wish.gpu else None,
-            "cpus": wish.cpus or None,
-            "memory": wish.memory or None,
-            "disk_size": wish.disk,
-            "infra": list(wish.infra),
-            "image_id": f"docker:{wish.image}" if wish.image else None,
-            "instance_type": wish.instance_type,
-            "use_spot": False if wish.on_demand else (True if mixed else None),
-        }
-        for wish in task.resources
-    ]
-    data["resources"] = wishes[0] if len(wishes) == 1 else {"ordered" if data.pop("ordered") else "any_of": wishes}
-    data.pop("ordered", None)
+    data["resources"] = _resources(task.resources, ordered=data.pop("ordered"))
+    if task.rehearse is not None and task.rehearse.resources:
+        data["rehearse"]["resources"] = _resources(task.rehearse.resources)
     codes = data.pop("recover_on_exit_codes")
     if codes:
         data["resources"]["job_recovery"] = {"recover_on_exit_codes": codes}
@@ -392,6 +386,25 @@ def write(task: Task) -> str:
     out = StringIO()
     yaml.dump(written, out)
     return out.getvalue()
+
+
+def _resources(resources: tuple[Resources, ...], *, ordered: bool = False) -> dict[str, Any]:
+    """Alternatives as a task file writes them."""
+    mixed = any(wish.on_demand for wish in resources)
+    wishes = [
+        {
+            "accelerators": f"{wish.gpu}:{wish.gpu_count}" if wish.gpu else None,
+            "cpus": wish.cpus or None,
+            "memory": wish.memory or None,
+            "disk_size": wish.disk,
+            "infra": list(wish.infra),
+            "image_id": f"docker:{wish.image}" if wish.image else None,
+            "instance_type": wish.instance_type,
+            "use_spot": False if wish.on_demand else (True if mixed else None),
+        }
+        for wish in resources
+    ]
+    return wishes[0] if len(wishes) == 1 else {"ordered" if ordered else "any_of": wishes}
 
 
 def _readable(text: str) -> bool:

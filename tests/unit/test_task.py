@@ -251,7 +251,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         "resources: {accelerators: H100:8}\ncheckpoint: {path: ~/ckpt, every: 1h30m, keep: 5, complete: DONE}\n"
         "outputs: out/*.bin\nwork: {hours: 6, on: a100, steps: 100}\nspot: only\nmax_price: 2.5\nmax_hours: 12\n"
         "max_moves: 7\nmax_restarts_on_errors: 2\nhome: s3://b/p\n"
-        "rehearse: {deterministic: yes, compare: out/w.bin, envs: {STEPS: 010}}\n",
+        "rehearse: {deterministic: yes, compare: out/w.bin, envs: {STEPS: 010}, step: 'it (\\d+)', "
+        "resources: {accelerators: [T4, L4]}}\n",
     )
     assert task == Task(
         name="all", workdir=tmp_path / "code", setup="make", run="train\n", envs={"A": "b=c", "B": ""},
@@ -259,11 +260,36 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         checkpoint=Checkpoint("~/ckpt", every=5400, keep=5, complete="DONE"), outputs=("out/*.bin",),
         work=Work(hours=6, on="A100", steps=100), spot="only", max_price=2.5, max_hours=12, max_moves=7,
         max_restarts_on_errors=2, home="s3://b/p",
-        rehearse=Rehearse(deterministic=True, compare=("out/w.bin",), envs={"STEPS": "010"}),
+        rehearse=Rehearse(
+            deterministic=True, compare=("out/w.bin",), envs={"STEPS": "010"}, step=r"it (\d+)",
+            resources=(Resources(gpu="T4", gpu_count=1), Resources(gpu="L4", gpu_count=1)),
+        ),
         source=tmp_path / "job.yaml",
     )  # fmt: skip
     (query,) = task.queries
     assert (query.gpu, query.gpu_count, query.disk, query.markets) == ("H100", 8, 20.0, (Market.SPOT,))
+
+
+def test_a_rehearsals_own_resources_and_step_go_through_json_and_yaml(tmp_path: Path) -> None:
+    task = read(tmp_path, NEVER + "rehearse: {resources: {any_of: [{cpus: 2}, {infra: local}]}, step: 's=(\\d+)'}\n")
+    assert task.rehearse == Rehearse(resources=(Resources(cpus=2), Resources(infra=("local",))), step=r"s=(\d+)")
+    assert Task.from_json(task.to_json()) == task
+    (tmp_path / "again.yaml").write_text(task.to_yaml())
+    assert Task.from_yaml(tmp_path / "again.yaml").rehearse == task.rehearse
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("step: 'it (\\d+'", "rehearse.step: is no regular expression"),
+        ("step: 'it [0-9]+'", "rehearse.step: finds no number"),
+        ("resources: {accelerators: Z99}", "rehearse.resources.accelerators: "),
+        ("resources: {disk_size: -1}", "rehearse.resources.disk_size: "),
+        ("resources: {cpu: 1}", "rehearse.resources.cpu: unknown field; did you mean cpus?"),
+    ],
+)
+def test_what_is_wrong_in_a_rehearsal_is_named(tmp_path: Path, field: str, message: str) -> None:
+    assert message in str(refused(tmp_path, NEVER + f"rehearse: {{{field}}}\n"))
 
 
 def test_what_is_given_at_launch_fills_and_wins(tmp_path: Path) -> None:
