@@ -140,6 +140,8 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
         closed = entry.closed or seen.closed(entry.generation) or seen.result(entry.generation) is not None
         if over is not None and entry.gone_at is None:
             entry = replace(entry, gone_at=over[0], cause=str(over[1]) if over[1] else entry.cause)
+        if seen.want == "stop-now" and entry.terminate_at > seen.now:
+            entry = replace(entry, terminate_at=seen.now)
         if closed and not entry.closed:
             entry = replace(entry, closed=True, terminate_at=min(entry.terminate_at, seen.now))
         due = entry.terminated_at is None and (closed or seen.now >= entry.terminate_at)

@@ -217,6 +217,15 @@ def test_stop_waits_for_the_save_and_stop_now_does_not() -> None:
     assert at_once.retiring[0].terminate_at == NOW
 
 
+def test_stop_now_hurries_a_stop_under_way() -> None:
+    old = Retiring(held(1), why="stop", order="end", since=NOW - 10, terminate_at=NOW + 100)
+    state = job(live=None, retiring=(old,), outcome=Outcome("stopped", 103, "stopped"))
+    assert react(state, Seen(NOW, want="stop", instances=RUNNING), LIMITS) is None
+    after = react(state, Seen(NOW, want="stop-now", instances=RUNNING), LIMITS)
+    assert after is not None
+    assert (after.phase, after.retiring[0].terminate_at) == ("retire", NOW)
+
+
 def test_stop_while_a_launch_is_ambiguous_settles_that_first() -> None:
     """A machine may exist that nobody has seen yet: it is adopted or given to the sweeper before the job ends."""
     unsettled = job(live=None, then="launch", not_before=NOW - 1)
