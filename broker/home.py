@@ -173,7 +173,10 @@ def _open(access: Access) -> tuple[Any, bool]:
         from obstore.store import LocalStore
 
         folder = Path(unquote(parts.path))
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HomeUnavailable(f"the home {access.url} cannot be used: {error.strerror or error}") from error
         return LocalStore(folder, automatic_cleanup=False), True
     from datetime import timedelta as seconds
 

@@ -392,7 +392,7 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
 
     A store that does not answer is retried by whoever calls next: the state is the authority, `control` its copy.
     """
-    home, keys = JobHome(world, state.job).home, JobKeys(state.job)
+    keys = JobKeys(state.job)
     sent = launching
     if sent is None and state.live is None and state.then == "launch":
         # Its launch is not settled, so its machine may be there: it stands, or it would end itself before it is found.
@@ -400,8 +400,8 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
     # A launch that may have to be given up must not start its program: nobody would wait for that to end.
     settles = sent is not None and sent is launching and world.provider(sent.offer.provider).traits.token
     try:
-        raw = home.find(keys.control)
-        standing = Control.from_bytes(raw) if raw else None
+        home = JobHome(world, state.job).home
+        standing = _standing(home.find(keys.control))
         wanted = control_of(state, world.installation, standing.epoch if standing else 0, sent, hold=not settles)
         if standing is None or wanted.to_bytes() != standing.to_bytes():
             home.put(keys.control, replace(wanted, epoch=wanted.epoch + 1).to_bytes())
@@ -409,6 +409,14 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
         if launching is not None:
             raise
         world.store.event(state.job, "warning", f"the home did not take control: {error}", once=f"control {error}"[:80])
+
+
+def _standing(raw: bytes | None) -> Control | None:
+    """The control that is there; None without one, and where it is damaged and must be written anew."""
+    try:
+        return Control.from_bytes(raw) if raw else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def control_of(

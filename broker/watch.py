@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker.errors import BrokerError, HomeError, ProviderError
+from broker.errors import HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
 from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
+from broker.restore import read_parent
 from broker.state import JobState
 from broker.world import World
 
@@ -98,7 +99,7 @@ class Watcher:
                     lambda name=name: self._list_instances(name),  # type: ignore[misc]
                 )
             home = followed.home
-            simulated = self.world.home(home).is_local
+            simulated = home.startswith("file:")
             interval = self.world.limits(simulated=simulated).store_poll
             self._poller(f"home {home}", lambda: interval, lambda: self._read_beats(home))
 
@@ -129,7 +130,7 @@ class Watcher:
                 try:
                     poll()
                     failures = 0
-                except BrokerError as error:
+                except Exception as error:  # noqa: BLE001 - a poller that dies would make its jobs blind
                     failures += 1
                     if failures == TROUBLE_AFTER:
                         self._trouble(name, error)
@@ -140,7 +141,7 @@ class Watcher:
         self._pollers[name] = threading.Thread(target=loop, name=f"spotbroker {name}", daemon=True)
         self._pollers[name].start()
 
-    def _trouble(self, name: str, error: BrokerError) -> None:
+    def _trouble(self, name: str, error: Exception) -> None:
         """Say once per job that something has not answered for a while; nothing is concluded from it."""
         with self._lock:
             jobs = [f.job for f in self.followed.values() if self._concerns(f, name)]
@@ -414,9 +415,10 @@ def read_home(
     parents: dict[int, tuple[int, int] | None],
 ) -> None:
     """Read from the home what beats cannot tell: the last words of a machine that has ended, and new parents."""
-    home, keys = world.home(url), JobKeys(state.job)
+    keys = JobKeys(state.job)
     for generation in held_generations(state):
         try:
+            home = world.home(url)
             if seen.over(generation) is not None and generation not in finals:
                 last = _json(home.find(keys.beat(generation)))
                 if last is not None:
@@ -433,11 +435,15 @@ def read_home(
                 if told or generation in finals:
                     raw = home.find(keys.parent(generation))
                     if raw is not None:
-                        value = json.loads(raw)
-                        parents[generation] = tuple(value) if value else None
-        except (HomeError, ProviderError):
+                        parents[generation] = read_parent(raw)
+        except (HomeError, ProviderError, ValueError, TypeError, IndexError):
             continue
 
 
 def _json(raw: bytes | None) -> Mapping[str, Any] | None:
-    return json.loads(raw) if raw else None
+    """An object's content; None without one, and for one that is damaged."""
+    try:
+        value = json.loads(raw) if raw else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
