@@ -30,8 +30,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, NoReturn
 
-from broker import errors, lifecycle
+from broker import errors, garbage, lifecycle
 from broker.config import Config
+from broker.home import JobKeys
 from broker.state import JobState, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
@@ -42,7 +43,7 @@ WORKFLOW = "spotbroker-job"
 APPLICATION_VERSION = "1"
 RUN = "~"  # between a job's id and the number of its second and later workflows
 GOING = ("PENDING", "ENQUEUED", "DELAYED")
-CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY = 0.5, 3.0, 60.0
+CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY, TIDY_EVERY = 0.5, 3.0, 60.0, 3600.0
 ERRORS_BEFORE_GIVING_UP = 20
 BACKGROUND_IDLE = 5.0
 CLOSE_LIMIT = 60.0
@@ -188,11 +189,12 @@ class Engine:
             DBOS.start_workflow(_workflow(), (state or JobState(job)).to_json())
 
     def _keep_up(self) -> None:
-        due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0}
+        due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0, "tidy": time.monotonic() + TIDY_EVERY}
         duties: dict[str, tuple[float, Callable[[], object]]] = {
             "claim": (CLAIM_EVERY, self.claim),
             "adopt": (ADOPT_EVERY, self.adopt),
             "sweep": (SWEEP_EVERY, self.sweep),
+            "tidy": (TIDY_EVERY, self.tidy),
         }
         while not self._stop.wait(0.2):
             for name, (every, duty) in duties.items():
@@ -257,6 +259,21 @@ class Engine:
 
     def sweep(self) -> list[str]:
         return sweep(self.world)
+
+    def tidy(self) -> int:
+        """Delete old blobs of the running jobs that no snapshot needs any more; returns how many.
+
+        A home that does not answer, or a snapshot in it that cannot be read, is left for the next round.
+        """
+        deleted = 0
+        for row in self.world.store.jobs(active=True):
+            if row.state is None or row.want:
+                continue
+            keep = int((row.task.get("checkpoint") or {}).get("keep") or 3)
+            with contextlib.suppress(errors.BrokerError):
+                home = self.world.home(row.home)
+                deleted += garbage.collect(home, JobKeys(row.id), JobState.from_json(row.state), keep)
+        return deleted
 
     def idle(self) -> bool:
         """Is there no job left that has not ended?"""
