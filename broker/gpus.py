@@ -308,6 +308,7 @@ def same(one: str, other: str) -> bool:
     return first.family == second.family and (first.form == second.form or not first.form or not second.form)
 
 
+@lru_cache(maxsize=65536)
 def taken(request: str, offered: str, memory: float = 0.0) -> str:
     """What a request that left something open got: `H100-SXM`, `RTX4090 with 24 GB`; empty where nothing was open."""
     try:

@@ -213,7 +213,7 @@ def _walk(folder: Path, leave_out: Iterable[str | Path], *, everything: bool = F
             if path in left or (_never(name) and not (everything and name == ".git")) or ignored(path, is_folder):
                 continue
             if stat.S_ISLNK(found.st_mode):
-                _refuse_outside(path, root)
+                _refuse_outside(path, root, "folder" if everything else "workdir")
             elif not (is_folder or stat.S_ISREG(found.st_mode)):
                 continue  # sockets, pipes and devices mean nothing elsewhere
             yield _Entry(path.relative_to(root).as_posix(), path, found)
@@ -227,12 +227,12 @@ def _never(name: str) -> bool:
     return lower in _NEVER or lower.startswith(".env.")
 
 
-def _refuse_outside(link: Path, root: Path) -> None:
+def _refuse_outside(link: Path, root: Path, what: str) -> None:
     target = _reading(link, link.readlink)
     if target.is_absolute() or not Path(os.path.realpath(link)).is_relative_to(root):
         raise TaskError(
-            f"{link} is a link that leads out of the workdir, to {target}",
-            field="workdir",
+            f"{link} is a link that leads out of the {what}, to {target}",
+            field="workdir" if what == "workdir" else "file_mounts",
             fix="replace it by a copy of what it points to, or name it in .brokerignore",
         )
 

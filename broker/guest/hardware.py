@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from broker.gpus import canonical, same
-
-WITHOUT_SMI = re.compile(r"MI\d")  # AMD's cards; nvidia-smi says nothing of them
+from broker.gpus import canonical, card, same
 
 
 def difference(offer: Mapping[str, Any] | None) -> str:
     """How the machine's GPUs differ from the offer's, for people; empty where they do not or cannot be told."""
     wanted, count = (offer or {}).get("gpu"), (offer or {}).get("gpu_count") or 0
-    if not wanted or not count or WITHOUT_SMI.match(wanted):
+    if not wanted or not count or not _nvidia(wanted):
         return ""
     if shutil.which("nvidia-smi") is None:
         return f"{count} x {wanted} were rented, and there is no nvidia-smi"
@@ -31,6 +28,14 @@ def difference(offer: Mapping[str, Any] | None) -> str:
             f"{count} x {wanted} were rented, and nvidia-smi shows {', '.join(found) or done.stdout.strip() or 'none'}"
         )
     return ""
+
+
+def _nvidia(name: str) -> bool:
+    """Would nvidia-smi show it? A card nobody knows is taken for one that it would."""
+    try:
+        return card(name).vendor == "NVIDIA"
+    except ValueError:
+        return True
 
 
 def _same(wanted: str, name: str) -> bool:

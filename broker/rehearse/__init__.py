@@ -183,6 +183,8 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
         notes.append(f"the image {first.image} is not used: local machines run bare")
     if task.spot == "never" and task.checkpoint is not None:
         notes.append("spot: never is set aside, or there would be nothing to take back")
+    if task.postponed:
+        notes.append(f"{', '.join(problem.field for problem in task.postponed)}: not carried out, here as in `run`")
     wish = task.rehearse
     envs = {**_pip_cache(task), **task.envs, **(wish.envs if wish else {})}
     outputs = (*task.outputs, *(path for path in (wish.compare if wish else ()) if path not in task.outputs))
@@ -191,6 +193,10 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
         resources=(Resources(disk=first.disk, infra=("local",)),),
         spot="never" if task.checkpoint is None else "auto",
         max_price=None,
+        ordered=False,
+        deadline="",
+        budget=None,
+        schedule="",
         home="",
         envs=envs,
         outputs=outputs,

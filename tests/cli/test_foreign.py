@@ -84,3 +84,11 @@ def test_a_source_that_cannot_be_reached_is_refused_when_planning(cli: Cli) -> N
     (folder / "task.yaml").write_text(task)
     refused = cli("plan", "theirs", code=78)
     assert "file_mounts.~/set: s3://nobody/has-this cannot be reached" in refused.stderr
+
+
+def test_a_rehearsal_does_not_mind_what_is_not_carried_out_yet(cli: Cli) -> None:
+    folder = cli.task(steps=12, pause=0.1)
+    with (folder / "task.yaml").open("a", encoding="utf-8") as file:
+        file.write("budget: 5\n")
+    done = cli("rehearse", "counter", "--preempt", "1", "-y", code=None)  # whatever the verdict
+    assert "budget: not carried out" in done.stdout + done.stderr

@@ -70,6 +70,13 @@ def test_a_bucket_is_read_with_the_homes_key(tmp_path: Path, seaweedfs: SeaweedF
         measure((Mount("~/d", f"s3://{bucket}/nothing"),), settings, home.url, 20)
 
 
+def test_a_link_that_leads_out_is_refused_by_name(tmp_path: Path) -> None:
+    (tree(tmp_path / "d") / "out").symlink_to("/etc/hostname")
+    with pytest.raises(TaskError, match="d/out is a link that leads out of the folder") as caught:
+        measure((Mount("~/d", str(tmp_path / "d")),), config(tmp_path), folder_url(tmp_path / "home"), 1)
+    assert caught.value.field == "file_mounts"
+
+
 def test_the_same_content_gives_the_same_archive(tmp_path: Path) -> None:
     home = Home(own(config(tmp_path), folder_url(tmp_path / "home")))
     both = [
