@@ -41,7 +41,13 @@ class _Filler:
     def value(self, value: Any, path: str) -> Any:
         """A value with all texts in it filled in, the keys of maps too: a mount's target is one."""
         if isinstance(value, dict):
-            return {self.text(key, f"{path}.{key}"): self.value(inner, f"{path}.{key}") for key, inner in value.items()}
+            filled: dict[str, Any] = {}
+            for key, inner in value.items():
+                name = self.text(key, f"{path}.{key}")
+                if name in filled:
+                    self.problems.append(Problem(f"{path}.{key}", f"becomes {name}, which is there already"))
+                filled[name] = self.value(inner, f"{path}.{key}")
+            return filled
         if isinstance(value, list):
             return [self.value(inner, f"{path}.{index}") for index, inner in enumerate(value)]
         return self.text(value, path) if isinstance(value, str) else value

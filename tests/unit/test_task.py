@@ -154,6 +154,7 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "file_mounts: {/a.b: {sorce: .}}\n", "file_mounts./a.b.sorce: unknown field; did you mean source?", 3),
         (NEVER + "file_mounts: {/a: {name: bucket, mode: MOUNT}}\n", "file_mounts./a: has no source", 3),
         (NEVER + "file_mounts: {/a: '${DATA}'}\n", "${DATA}: envs has no DATA", 3),
+        (NEVER + "envs: {A: x}\nfile_mounts: {/x: ., '/${A}': .}\n", "becomes /x, which is there already", 4),
         (NEVER + "file_mounts: {/a: '${A:-x}'}\n", "only ${NAME} is filled in here", 3),
         (NEVER + "workdir: {url: u, path: .}\n", "workdir: names a folder and a repository", 3),
         (NEVER + "deadline: soon\n", "deadline: must be a time such as 6h", 3),
