@@ -133,6 +133,10 @@ def launch(state: JobState, world: World) -> JobState:
     resend = placement.status == "intent" or (provider.traits.token and state.tries < AMBIGUOUS_TRIES)
     if stale or not resend:
         why = "its request is too old to be sent" if stale else "its launch was never confirmed"
+        if placement.status == "sent":
+            unclear = errors.Ambiguous(why, provider=provider.name)
+            memory = Memory.from_json(state.memory).refused(request.offer, unclear, world.clock()).to_json()
+            state = replace(state, memory=memory)
         return _closed(state, request, why, world, warn=placement.status == "sent")
     world.store.update_placement(state.job, state.generation, status="sent", sent_at=world.clock())
     try:

@@ -142,6 +142,8 @@ def test_a_launch_without_a_token_that_fails_after_creating(tmp_path: Path, monk
         assert [row.status for row in job.placements()] == ["closed", "ended"]
         assert launched(site, job) == [1, 2], "more than one machine for one placement"
         assert [line["generation"] for line in site.of("count", "start")] == [2]
+        first, second = (row.request["offer"]["region"] for row in job.placements())
+        assert first != second, "the offer that failed was taken again at once"
         site.audit(lost_at_most=0)
 
 
