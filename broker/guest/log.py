@@ -23,15 +23,16 @@ class Log:
         self._fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         self._size = self._sent = os.fstat(self._fd).st_size
         self._left_out = 0
+        self._begun = False
 
     def write(self, data: bytes) -> None:
         with self._lock:
             self._append(self.mask.feed(data))
 
     def say(self, text: str) -> None:
-        """A line of the guest's own."""
+        """A line of the guest's own, on a line by itself."""
         with self._lock:
-            self._append(b"[spotbroker] " + self.mask.text(text).encode() + b"\n")
+            self._append(b"\n" * self._begun + b"[spotbroker] " + self.mask.text(text).encode() + b"\n")
 
     def end(self) -> None:
         """The program has ended: nothing is held back any more."""
@@ -57,6 +58,7 @@ class Log:
         if self._left_out:
             data = b"\n[spotbroker] %d bytes of output were left out here\n" % self._left_out + data
             self._left_out = 0
+        self._begun = data[-1:] != b"\n" if data else self._begun
         with contextlib.suppress(OSError):
             while data:
                 done = os.pwrite(self._fd, data, self._size)

@@ -8,12 +8,14 @@ from broker.errors import SnapshotCorrupt
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
 from broker.guest.ending import Cause, Verdict, judge
+from broker.guest.opened import Opened
 from broker.guest.preparation import Preparation
 from broker.guest.program import Exit, Program
 from broker.guest.publisher import Publisher
 from broker.guest.restarts import Again, Restarts
 from broker.snapshot import Snapshotter
 
+STARTS = "the program starts"
 LAST_OF_FAILED = 60.0  # seconds for which a failed run's last snapshot is tried before the next run
 
 
@@ -25,6 +27,7 @@ class Session:
         self.restarts = Restarts(context.boot.restarts_left)
         self.publisher: Publisher | None = None
         self.last_step: int | None = None
+        self.opened: Opened | None = None
 
     def run(self) -> tuple[Verdict, Exit, Cause | None]:
         """Run the program, and again where a failure may be the restored snapshot's or restarts are allowed.
@@ -56,11 +59,14 @@ class Session:
         c = self.context
         c.steps.fresh()
         self.publisher = self._publisher()
+        self.opened = self._opened()
+        c.log.say(STARTS)
         program = self.preparation.start("run", self.preparation.spec.run)
         c.status.set(state="running", program_started_at=c.clock.now(), first_step=None)
         if self.publisher:
             self.publisher.start()
         ended, cause = self._watch(program)
+        self._look_opened(ended=True)
         if now := c.steps.sample():
             self.last_step = now.step
         verdict = judge(ended, cause, noticed=c.notice_before(ended), at_total=c.steps.at_total())
@@ -97,12 +103,38 @@ class Session:
             snapshotter, scan=c.boot.scan, every=spec.every, status=c.status, steps=c.steps, expired=c.uplink.renew
         )
 
+    def _opened(self) -> Opened | None:
+        """What is to tell whether the program reads the snapshot that was restored for it."""
+        c, manifest = self.context, self.preparation.restored
+        c.status.set(opened=None)
+        if manifest is None or self.publisher is None:
+            return None
+        # The guest's own look into the restored files comes first, so that every later one is the program's.
+        self.publisher.snapshotter.scan()
+        rank = {name: place for place, name in enumerate(manifest.entries)}
+        newest_first = sorted(manifest.files, key=lambda path: -rank.get(path.partition("/")[0], -1))
+        opened = Opened(self.preparation.checkpoint, newest_first)
+        c.status.set(opened=opened.to_json())
+        return opened
+
+    def _look_opened(self, *, ended: bool = False) -> None:
+        """Say at once that the program has read the first restored file; how many in all, when it has ended."""
+        if self.opened is None:
+            return
+        known = bool(self.opened.read)
+        news = self.opened.poll() and not known
+        if ended:
+            self.opened.end()
+        if news or ended:
+            self.context.status.set(opened=self.opened.to_json())
+
     def _watch(self, program: Program) -> tuple[Exit, Cause | None]:
         """Stay with the program to its end: how it ended, and what had asked for that. Raises Stale."""
         c, stop = self.context, None
         while True:
             ended = program.wait(TICK)
             c.steps.sample()
+            self._look_opened()
             if ended is not None:
                 return ended, stop.cause if stop and ended.after_term else None
             cause = c.watchman.cause()

@@ -36,6 +36,7 @@ class Status:
             "program_started_at": None,
             "restored": None,
             "first_step": None,
+            "opened": None,
             "seq": 0,
             "manifest_step": None,
             "notice": None,

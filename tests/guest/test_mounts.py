@@ -37,7 +37,7 @@ def test_folders_and_files_are_there_before_setup(job, tmp_path):
     setup = "cat ~/data/deep/a.bin ~/data/inner/one.txt; ~/data/run.sh; cat ~/b/deep/a.bin"
     placement = job.task("ls ~/data; ls", setup=setup).place(mounts=mounts)
     assert placement.until_ended()["outcome"] == "succeeded"
-    assert placement.own_log == "aone file\nit runs\nadeep\ninner\nrun.sh\n"
+    assert placement.own_log == "aone file\nit runs\na\ndeep\ninner\nrun.sh\n"
 
 
 def test_a_mount_at_the_checkpoint_gives_way_to_the_snapshot(job, tmp_path):
