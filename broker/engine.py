@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import logging
 import os
 import signal
@@ -26,13 +24,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from broker import errors, garbage, lifecycle
 from broker.config import Config
 from broker.home import JobKeys
+from broker.locks import gate_of, lock_of
 from broker.state import JobState, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
@@ -92,7 +90,7 @@ class Engine:
         self.watcher = Watcher(self.world)
         self.executor_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.url = database_url(config.state, config.database, "engine.db")
-        self.lock = _lock(config, self.executor_id)
+        self.lock = lock_of(config, self.executor_id)
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
@@ -221,7 +219,7 @@ class Engine:
                 by_holder.setdefault(status.executor_id, []).append(status.workflow_id)
         adopted: list[str] = []
         for holder, workflows in by_holder.items():
-            if _lock(self.config, holder).free():
+            if lock_of(self.config, holder).free():
                 DBOS.resume_workflows(workflows)
                 adopted += [workflow.partition(RUN)[0] for workflow in workflows]
         return adopted + self._restart_lost()
@@ -250,7 +248,7 @@ class Engine:
                 state = JobState.from_json(row.state) if row.state else None
                 self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
                 self._begin(row.id, state, run=len(runs) + 1)
-            elif holder == self.executor_id or not _lock(self.config, holder).free():
+            elif holder == self.executor_id or not lock_of(self.config, holder).free():
                 continue
             else:
                 self._begin(row.id)
@@ -387,82 +385,6 @@ def _show(before: JobState, after: JobState, world: World) -> None:
         print(f"spotbroker: {after.job}: {error}", file=sys.stderr)  # noqa: T201
 
 
-# Locks: a name held for the life of a process
-
-
-class FileLock:
-    """A lock file that the kernel frees when its holder dies."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
-
-    def take(self) -> bool:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = self.path.open("a")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return False
-        self._file = file
-        return True
-
-    def free(self) -> bool:
-        """Could it be taken now? A missing file is a holder that ended in order."""
-        if not self.path.exists():
-            return True
-        if not self.take():
-            return False
-        self.release()
-        return True
-
-    def release(self) -> None:
-        if self._file is not None:
-            self.path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
-
-
-class AdvisoryLock:
-    """A Postgres session lock: the server frees it when the session ends."""
-
-    def __init__(self, url: str, name: str) -> None:
-        self.url = url
-        self.number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-        self._connection: Any = None
-
-    def take(self) -> bool:
-        import sqlalchemy as sa
-
-        keepalive = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-        engine = sa.create_engine(self.url, poolclass=sa.pool.NullPool, connect_args=keepalive)
-        connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        taken = bool(connection.execute(sa.text("SELECT pg_try_advisory_lock(:n)"), {"n": self.number}).scalar())
-        if not taken:
-            connection.close()
-            return False
-        self._connection = connection
-        return True
-
-    def free(self) -> bool:
-        if not self.take():
-            return False
-        self.release()
-        return True
-
-    def release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-def _lock(config: Config, name: str) -> FileLock | AdvisoryLock:
-    if config.database:
-        return AdvisoryLock(database_url(config.state, config.database, ""), name)
-    return FileLock(config.state / "engine.live" / name)
-
-
 # Brokers
 
 
@@ -503,9 +425,7 @@ def running(config: Config, *, adopts: bool = True) -> Iterator[Engine]:
 
 def alive(config: Config) -> bool:
     """Is there a live broker that takes new jobs?"""
-    if config.database:
-        return not AdvisoryLock(database_url(config.state, config.database, ""), "spotbroker up").free()
-    return not FileLock(config.state / "up.lock").free()
+    return not gate_of(config).free()
 
 
 def ensure_background(config: Config, *, timeout: float = 60.0) -> None:
@@ -539,11 +459,7 @@ def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], Non
 
     One per installation: a second one says so and returns. Jobs go on running when it ends.
     """
-    gate = (
-        AdvisoryLock(database_url(config.state, config.database, ""), "spotbroker up")
-        if config.database
-        else FileLock(config.state / "up.lock")
-    )
+    gate = gate_of(config)
     if not gate.take():
         on_line("a broker is already up here; it drives all jobs")
         return

@@ -248,12 +248,10 @@ def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
 
 def _driven(job: Job) -> bool:
     """Does a live broker here look after the job: one that takes all jobs, or the one that began with it?"""
-    from broker import engine
+    from broker.locks import gate_of, lock_of
 
-    if job.config.database or engine.alive(job.config):
-        return True
     holder = job.row.claimed_by
-    return holder is not None and not engine.FileLock(job.config.state / "engine.live" / holder).free()
+    return not gate_of(job.config).free() or (holder is not None and not lock_of(job.config, holder).free())
 
 
 def pull_verb(
