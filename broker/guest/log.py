@@ -11,6 +11,8 @@ from broker.guest.mask import Mask
 
 PART = 1 << 20  # bytes of one part at most
 BACKLOG = 64 << 20  # bytes that may wait for a store; more is left out, and the log says so
+OURS = "[spotbroker] "  # what lines of the guest's own begin with
+STARTS = "the program starts"  # such a line, before each run of it
 SHRINK = 256 << 20  # the file starts anew beyond this size, once all of it has been handed on
 
 
@@ -32,7 +34,7 @@ class Log:
     def say(self, text: str) -> None:
         """A line of the guest's own, on a line by itself."""
         with self._lock:
-            self._append(b"\n" * self._begun + b"[spotbroker] " + self.mask.text(text).encode() + b"\n")
+            self._append(b"\n" * self._begun + OURS.encode() + self.mask.text(text).encode() + b"\n")
 
     def end(self) -> None:
         """The program has ended: nothing is held back any more."""

@@ -8,6 +8,7 @@ from broker.errors import SnapshotCorrupt
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
 from broker.guest.ending import Cause, Verdict, judge
+from broker.guest.log import STARTS
 from broker.guest.opened import Opened
 from broker.guest.preparation import Preparation
 from broker.guest.program import Exit, Program
@@ -15,7 +16,6 @@ from broker.guest.publisher import Publisher
 from broker.guest.restarts import Again, Restarts
 from broker.snapshot import Snapshotter
 
-STARTS = "the program starts"
 LAST_OF_FAILED = 60.0  # seconds for which a failed run's last snapshot is tried before the next run
 
 
