@@ -172,7 +172,7 @@ def boot_script(boot: Boot) -> bytes:
         "SHA": shlex.quote(boot.guest_sha256),
         "JSON": "\n".join(encoded[at : at + 76] for at in range(0, len(encoded), 76)),
     }
-    return _filled(BOOT_SCRIPT, values).encode("ascii")
+    return _filled(BOOT_SCRIPT, values).encode("utf-8")
 
 
 def user_data(boot_url: str, end_by: float, *, frozen_at: float | None = None, provider: str = "") -> str:

@@ -11,6 +11,7 @@ torch, zip a file that ends as a zip archive must (torch.save, Lightning, numpy.
 safetensors a file whose header accounts for every byte of it
 renamed    it lay here under an unfinished name before, or replaced its predecessor by a rename
 quiet      size, modification time and inode have not changed for `quiet` seconds
+closed     a file that no process has open for writing, while the program runs undisturbed (Linux)
 ========== ===========================================================================================
 
 Nothing here reads file contents beyond headers and directories, and a member is looked into again only after its
@@ -234,8 +235,11 @@ class Judge:
     _temporary: frozenset[int] = frozenset()
     _renamed: dict[str, Tree] = field(default_factory=dict)
 
-    def look(self, *, ended: bool = False) -> Scan:
-        """Judge every entry now. ended: the program has ended by itself, so nothing changes any more."""
+    def look(self, *, ended: bool = False, steady: Callable[[], bool] = lambda: False) -> Scan:
+        """Judge every entry now. ended: the program has ended by itself, so nothing changes any more.
+
+        steady: asked last, whether the program runs and nothing has asked it to end.
+        """
         now = self.clock()
         complete: dict[str, Tree] = {}
         how: dict[str, str] = {}
@@ -255,7 +259,7 @@ class Judge:
         trainer = any(f"{name}/trainer_state.json" in tree.files for name, tree in trees.items())
         for name, tree in sorted(trees.items()):
             try:
-                verdict, reason = self._judge(tree, now, ended, trainer)
+                verdict, reason = self._judge(tree, now, ended, trainer, steady)
             except FileNotFoundError:
                 verdict, reason = "", "changed while it was looked at"
             skipped.update(tree.left_out)
@@ -294,25 +298,25 @@ class Judge:
             if before == tree.inode:
                 continue
             found = tree.files.get(name)
-            replaced = before is not None and found is not None and found.size > 0 and self._put_whole(name, found)
-            if replaced or tree.inode in self._temporary:
+            # A rename sets the change time only, writing sets both: a new inode under a known name whose content is
+            # older than its change time was put there whole.
+            replaced = before is not None and found is not None and 0 < found.mtime_ns < found.ctime_ns
+            if tree.inode in self._temporary or (replaced and found is not None and found.size > 0):
                 self._renamed[name] = tree
         self._inodes = {name: tree.inode for name, tree in trees.items()}
 
-    def _put_whole(self, name: str, found: Stat) -> bool:
-        """Was this new inode under a known name renamed into place, and not written there?
+    def _closed(self, tree: Tree, steady: Callable[[], bool]) -> bool:
+        """Is this a file with something in it that its running program has closed?
 
-        A rename sets the change time only, writing sets both. Within one tick of the kernel's clock the two are equal
-        all the same; then what no process has open for writing has been written.
+        Saves that follow each other faster than `quiet`, and renames within one tick of the kernel's clock, are seen
+        by this alone. The program is looked at last: what a dying one leaves behind is closed too, and may be cut.
         """
-        if found.mtime_ns < found.ctime_ns:
-            return True
-        try:
-            return open_for_writing(self.folder / name) is False
-        except FileNotFoundError:
+        found = tree.files.get(tree.name)
+        if found is None or not found.size:
             return False
+        return open_for_writing(self.folder / tree.name) is False and steady()
 
-    def _judge(self, tree: Tree, now: float, ended: bool, trainer: bool) -> tuple[str, str]:
+    def _judge(self, tree: Tree, now: float, ended: bool, trainer: bool, steady: Callable[[], bool]) -> tuple[str, str]:
         """(rule, "") where the entry is complete, otherwise ("", why not)."""
         if tree.name in tree.left_out:
             return "", tree.left_out[tree.name]
@@ -337,7 +341,9 @@ class Judge:
             return findings[tree.name].form, ""
         if self._renamed.get(tree.name) == tree:
             return "renamed", ""
-        return ("quiet", "") if settled else ("", waiting)
+        if settled:
+            return "quiet", ""
+        return ("closed", "") if self._closed(tree, steady) else ("", waiting)
 
     def _by_marker(self, tree: Tree, settled: bool, waiting: str) -> tuple[str, str]:
         marker = self.marker or ""

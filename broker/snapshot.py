@@ -47,7 +47,8 @@ class Snapshotter:
 
     verified: the manifest just restored into `folder`, before the program starts; its files are not read or uploaded
     again. quiet: seconds without change after which an entry of unknown format counts as complete. marker: glob inside
-    an entry. keep: how many of its own newest manifests stand for "already uploaded".
+    an entry. keep: how many of its own newest manifests stand for "already uploaded". steady: does the program run
+    undisturbed?
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Snapshotter:
         self.bytes_uploaded = 0
         self._verified = verified
         self._judge = Judge(self.folder, marker, quiet, clock)
+        self.steady: Callable[[], bool] = lambda: False
         self._own: deque[Manifest] = deque(maxlen=self.keep)
         self._seq: int | None = None
         self._hashes: dict[str, tuple[Stat, str]] = {}
@@ -80,7 +82,7 @@ class Snapshotter:
 
     def scan(self) -> Scan:
         """What is complete now, and what is not and why. Stats every file, reads only what has changed."""
-        return self._judge.look()
+        return self._judge.look(steady=self.steady)
 
     def final(
         self,

@@ -76,6 +76,18 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
+    def steady(self) -> bool:
+        """Does it run, with nothing having asked for its end? Then what it has closed it has closed by itself.
+
+        From any thread: it looks without reaping.
+        """
+        if self.terminated_at is not None or self.exit is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+
     def poll(self) -> Exit | None:
         """How it ended; None while it runs. Once it has ended nothing of it is left alive.
 

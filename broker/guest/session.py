@@ -64,6 +64,7 @@ class Session:
         program = self.preparation.start("run", self.preparation.spec.run)
         c.status.set(state="running", program_started_at=c.clock.now(), first_step=None)
         if self.publisher:
+            self.publisher.snapshotter.steady = program.steady
             self.publisher.start()
         ended, cause = self._watch(program)
         self._look_opened(ended=True)

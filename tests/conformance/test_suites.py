@@ -56,6 +56,8 @@ def test_provider_has_its_suite(name: str) -> None:
 
 
 def test_folders_wheel_and_entry_points_agree() -> None:
+    if not (ROOT / "providers").is_dir():
+        pytest.skip("the sources are not here, only what was installed")
     folders = {path.parent.name for path in (ROOT / "providers").glob("broker_*/__init__.py")}
     wheel = {Path(package).name for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     assert folders == wheel - {"broker"} == {value.partition(":")[0] for value in PROVIDERS.values()}

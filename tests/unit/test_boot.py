@@ -131,3 +131,10 @@ def test_a_guest_that_does_not_hash_is_never_run(tmp_path):
     assert process.returncode == -signal.SIGKILL
     assert b"could not be fetched whole" in process.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_paths_of_any_letters_reach_the_machine(tmp_path):
+    """A home below a folder with a letter that is not ASCII is a home like any other."""
+    made = boot(guest_url=(tmp_path / "José ✓").as_uri())
+    assert "José ✓".encode() in boot_script(made)
+    assert "José ✓" in user_data((tmp_path / "José ✓" / "boot").as_uri(), 1e12)

@@ -268,20 +268,34 @@ def test_a_new_file_under_a_known_name_is_not_taken_for_a_rename(tmp_path: Path)
     assert not judge.look().complete
 
 
-def test_saves_that_follow_faster_than_the_clock_ticks_are_seen_all_the_same(tmp_path: Path) -> None:
-    """Written and renamed within one tick, content and change time are equal; nobody has it open any more."""
+def test_saves_that_follow_faster_than_quiet_are_seen_while_the_program_runs(tmp_path: Path) -> None:
+    """Each under a new name, written and renamed within one tick of the clock: only that it is closed tells."""
     judge = Judge(tmp_path, quiet=60)
-    path = tmp_path / "state.pkl"
-    path.write_bytes(b"0")
-    judge.look()
-    for number in range(1, 200):
-        fresh = tmp_path / "state.pkl.tmp"
-        fresh.write_bytes(str(number).encode())
-        fresh.replace(path)
-        found = path.stat()
-        assert judge.look().how == {"state.pkl": "renamed"}
-        if found.st_mtime_ns == found.st_ctime_ns and number > 5:
-            return
+    for number in range(20):
+        fresh = tmp_path / "t.tmp"
+        fresh.write_bytes(b"x")
+        fresh.rename(tmp_path / f"ck{number}")
+        assert f"ck{number}" in judge.look(steady=lambda: True).complete
+        (tmp_path / f"ck{number}").unlink()
+
+
+def test_what_is_closed_counts_only_while_the_program_runs_undisturbed(tmp_path: Path) -> None:
+    """A program that dies closes its files too, whole or cut."""
+    judge = Judge(tmp_path, quiet=60)
+    with (tmp_path / "state").open("wb") as file:
+        file.write(b"half")
+        file.flush()
+        assert not judge.look(steady=lambda: True).complete
+    assert not judge.look(steady=lambda: False).complete
+    assert not judge.look().complete
+    assert judge.look(steady=lambda: True).how == {"state": "closed"}
+
+
+def test_directories_are_never_taken_for_closed(tmp_path: Path) -> None:
+    """More files may follow."""
+    (tmp_path / "epoch").mkdir()
+    (tmp_path / "epoch" / "one").write_bytes(b"1")
+    assert not Judge(tmp_path, quiet=60).look(steady=lambda: True).complete
 
 
 def test_writers_of_other_processes_are_seen(tmp_path: Path) -> None:
