@@ -40,7 +40,8 @@ class Verdict:
 def judge(exit: Exit, cause: Cause | None, *, noticed: bool, at_total: bool) -> Verdict:  # noqa: A002 - it is the word
     """Read an end. noticed: a notice came before it; at_total: `progress` had reached its total."""
     if exit.after_term and cause is not None:
-        if at_total:
+        # With another exit code it was cut off in what comes after its last step, such as writing its outputs.
+        if at_total and exit.code == 0:
             return Verdict("succeeded", f"its progress had reached the total when it was ended ({cause.reason})")
         return Verdict(cause.outcome, cause.reason)
     if exit.code == 0:

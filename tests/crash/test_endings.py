@@ -28,6 +28,22 @@ fi
 exec {sys.executable} counter.py
 """
 
+# All steps are done, and SIGTERM comes before the outputs are written; resumed, it has only those left to write.
+FINISHING = """
+import os, pathlib, signal, sys, time
+from broker.guest import progress
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+state = pathlib.Path(os.environ["BROKER_CHECKPOINT_DIR"], "state.json")
+resumed = state.exists()
+if not resumed:
+    state.write_text('{"step": 10}')
+progress(10, 10)
+while not resumed:
+    time.sleep(0.1)
+pathlib.Path("out").mkdir()
+pathlib.Path("out/total.txt").write_text("55")
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["notice", "sigterm", "kill", "stop"])
@@ -83,6 +99,20 @@ def test_killed_on_a_living_machine_is_a_failure(site: Site) -> None:
     assert "137" in job.message
     assert "killed" in job.message
     assert len(job.placements()) == 1
+
+
+@pytest.mark.slow
+def test_taken_back_between_the_last_step_and_the_outputs(site: Site) -> None:
+    """Its progress had reached the total, yet it was cut off: it moves, and its outputs are there in the end."""
+    (site.work / "finishing.py").write_text(FINISHING)
+    job = site.submit(site.task("finishing", run=f"exec {sys.executable} finishing.py"))
+    with site.up():
+        site.event(job, "snapshot", 1)
+        take_back(site.root, site.machine(job, 1).id, "aws", seconds=4.0)
+        site.done(job)
+    assert job.status == "succeeded", site.story(job)
+    assert len(job.placements()) == 2
+    assert [path.read_text() for path in job.pull(site.folder / "pulled")] == ["55"]
 
 
 @pytest.mark.slow

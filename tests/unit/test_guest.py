@@ -50,6 +50,8 @@ def ended(code=0, *, signal=None, oom=0, after_term=False):
         (ended(1), None, True, False, "moved", "exit 1, after a notice"),
         (ended(0, after_term=True), NOTICE, True, False, "moved", "noticed"),
         (ended(0, after_term=True), NOTICE, True, True, "succeeded", "its progress had reached the total"),
+        (ended(143, after_term=True), NOTICE, True, True, "moved", "noticed"),
+        (ended(137, signal=9, after_term=True), NOTICE, True, True, "moved", "noticed"),
         (ended(0, after_term=True), STOP, False, False, "stopped", "asked"),
         (ended(1, after_term=True), Cause("order", "migrate", "m"), False, False, "moved", "m"),
         (ended(1, after_term=True), Cause("order", "silence", "s"), False, False, "moved", "s"),
