@@ -1,0 +1,228 @@
+"""What finishing is expected to cost from here on an offer, in USD, part by part.
+
+A machine is lost at a constant hazard `h`. Each loss costs the work since the last snapshot, and a restart: the time
+from a launch to the first step. With a snapshot every `t` hours, of which half is lost on average, and restarts of `r`
+hours that may be lost themselves, `w` hours of work take
+
+    w / t * (exp(h t) - 1) / h * exp(h r)      hours,
+
+after the first start (J. T. Daly, "A higher order estimate of the optimum checkpoint interval", 2006, without the time
+that a save takes). It is exact for a constant hazard and stays finite where `1 + h * lost` would be too kind.
+
+Money is USD, time hours, data GiB. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, expm1
+from typing import Any, NamedTuple
+
+from broker.offer import Offer
+from broker.policy.hazard import model
+
+_STEEPEST = 50.0
+"""The largest exponent: nothing that it stands for is ever worth doing, and the number stays one."""
+_SMALL = 1e-9
+_MANY = 1e6
+"""Ends of hosts that do not last for one snapshot: the work is never done."""
+LOST = 0.25
+"""Hours of work lost with a machine where the task does not say how often it saves."""
+RESTART = 5 / 60
+"""Hours from a launch to the first step on a rented machine, until measured."""
+
+
+class Cost(NamedTuple):
+    """The expected cost of finishing, in its parts, which add up to `total`.
+
+    machine and disk: of the work itself. rework: work done again. restarts: from each launch to its first step, the
+    first one included. egress: what the home charges for checkpoints that are restored. download and upload: what the
+    machine's host charges. minimum: billed though not used. later: the work after this host has ended, elsewhere.
+    hours: until done. moves: losses expected on the way, a host's end included. ends: whether the host ends before.
+    per_hour_of_progress: the total by the hours of work, as they count on a card of speed 1.
+    """
+
+    machine: float
+    disk: float
+    rework: float
+    restarts: float
+    egress: float
+    download: float
+    upload: float
+    minimum: float
+    later: float
+    total: float
+    per_hour_of_progress: float
+    hours: float
+    moves: float
+    hazard: float
+    ends: bool = False
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """By name, those that cost anything."""
+        return {name: usd for name, usd in zip(self._fields[:9], self[:9], strict=True) if usd}
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+class _Course(NamedTuple):
+    """How a stretch of work goes: hours of work, of work done again, of starting, of that the first; losses."""
+
+    work: float
+    lost: float
+    starting: float
+    losses: float
+    first: float
+
+    @property
+    def hours(self) -> float:
+        return self.work + self.lost + self.starting
+
+
+def _course(work: float, hazard: float, lost: float, restart: float, start: float) -> _Course:
+    if hazard < _SMALL or work <= 0:
+        return _Course(work, 0.0, start, 0.0, start)
+    interval = min(2 * lost, work)
+    broken = work * hazard if interval < _SMALL else work / interval * expm1(min(hazard * interval, _STEEPEST))
+    again = expm1(min(hazard * restart, _STEEPEST)) / hazard
+    first = expm1(min(hazard * start, _STEEPEST)) / hazard
+    rework = max(0.0, broken / hazard - work)
+    starting = first + broken * again
+    return _Course(work, rework, starting, hazard * (work + rework + starting), first)
+
+
+def expected(
+    offer: Offer,
+    work_hours: float,
+    *,
+    hazard: float,
+    lost_hours: float,
+    restart_hours: float,
+    start_hours: float | None = None,
+    checkpoint_gib: float = 0.0,
+    egress_per_gib: float = 0.0,
+    download_gib: float = 0.0,
+    download_per_gib: float = 0.0,
+    upload_gib: float = 0.0,
+    upload_per_gib: float = 0.0,
+    minimum_hours: float = 0.0,
+    speed: float = 1.0,
+    resumed: bool = False,
+    now: float | None = None,
+    after: float | None = None,
+) -> Cost:
+    """What `work_hours` of work are expected to cost on this offer.
+
+    hazard: losses per hour. lost_hours: work lost with a machine, on average. restart_hours: from a launch to its first
+    step; start_hours: the same for the first launch where it differs. checkpoint_gib is read from the home for
+    `egress_per_gib` at every restart, and at the first start where the job is `resumed`; download_gib comes to every
+    machine, upload_gib leaves once. minimum_hours: least that one launch is billed for. speed: how fast the card is,
+    where the work's hours are those of a card of speed 1.
+
+    now: seconds since the epoch; with it a host's end inside the job counts as a loss. What is left then goes on at
+    `after` USD per hour of work, or, where None, on hosts like this one.
+    """
+    course = _course(
+        work_hours / speed, hazard, lost_hours, restart_hours, restart_hours if start_hours is None else start_hours
+    )
+    ends = left = 0.0
+    if now is not None and offer.ends_at is not None:
+        life = max(0.0, offer.ends_at - now) / 3600
+        if life < course.hours - _SMALL:
+            course, ends, left = _ended(course, life, lost_hours, restart_hours, elsewhere=after is not None)
+    hourly = offer.price + offer.disk_price
+    moves = course.losses + ends
+    minimum = max(0.0, minimum_hours * (moves + 1) - course.hours) * hourly if minimum_hours else 0.0
+    parts = (
+        course.work * offer.price,
+        course.work * offer.disk_price,
+        course.lost * hourly,
+        course.starting * hourly,
+        (moves + resumed) * checkpoint_gib * egress_per_gib,
+        (moves + 1) * download_gib * download_per_gib,
+        upload_gib * upload_per_gib,
+        minimum,
+        (left * speed + restart_hours) * after if left and after is not None else 0.0,
+    )
+    total = sum(parts)
+    progress = total / work_hours if work_hours > 0 else 0.0
+    return Cost(*parts, total, progress, course.hours + left, moves, hazard, ends > 0)
+
+
+def _ended(
+    course: _Course, life: float, lost: float, restart: float, *, elsewhere: bool
+) -> tuple[_Course, float, float]:
+    """The course on a host that lasts `life` hours, the ends of hosts in it, and the work left for elsewhere.
+
+    Where nothing is known of elsewhere, every next host lasts as long, and nothing is left.
+    """
+    if not elsewhere:
+        each = lost + restart
+        ends = min(float(ceil((course.hours - life) / (life - each))), _MANY) if life > each else _MANY
+        longer = _Course(
+            course.work, course.lost + ends * lost, course.starting + ends * restart, course.losses, course.first
+        )
+        return longer, ends, 0.0
+    started = min(course.first, life)
+    share = (life - started) / max(course.hours - course.first, _SMALL)
+    lost = min(lost, course.work * share)
+    here = _Course(
+        course.work * share - lost,
+        course.lost * share + lost,
+        started + (course.starting - course.first) * share,
+        course.losses * share,
+        started,
+    )
+    return here, 1.0, course.work - here.work
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The work that a job has before it, and what it takes besides. hours: None where the task does not say.
+
+    lost: hours of work lost with a machine. restarts: measured hours from a launch to the first step, by provider.
+    speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
+    by the provider of the machine that reads. Data in GiB. What a host charges for data or bills at least is in its
+    `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
+    """
+
+    hours: float | None = None
+    lost: float = LOST
+    restarts: Mapping[str, float] = field(default_factory=dict)
+    speed: Mapping[str, float] = field(default_factory=dict)
+    checkpoint: float = 0.0
+    egress: Mapping[str, float] = field(default_factory=dict)
+    download: float = 0.0
+    upload: float = 0.0
+    resumed: bool = False
+
+    def cost(self, offer: Offer, hazard: float, now: float, after: float | None = None) -> Cost:
+        """See `expected`. Only where `hours` is known."""
+        assert self.hours is not None
+        restart = self.restarts.get(offer.provider)
+        extra = offer.extra
+        return expected(
+            offer,
+            self.hours,
+            hazard=hazard,
+            lost_hours=self.lost,
+            restart_hours=restart if restart is not None else 0.0 if offer.simulated else RESTART,
+            checkpoint_gib=self.checkpoint,
+            egress_per_gib=self.egress.get(offer.provider, 0.0),
+            download_gib=self.download,
+            download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
+            upload_gib=self.upload,
+            upload_per_gib=extra.get("upload_per_gib", 0.0) if extra else 0.0,
+            minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
+            speed=self._speed(offer.gpu) if self.speed and offer.gpu else 1.0,
+            resumed=self.resumed,
+            now=now,
+            after=after,
+        )
+
+    def _speed(self, card: str) -> float:
+        found = self.speed.get(card)
+        return found if found is not None else self.speed.get(model(card), 1.0)

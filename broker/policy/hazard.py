@@ -1,0 +1,196 @@
+"""How likely an offer is to be lost, per hour: what is known beforehand, and what this installation has seen since.
+
+A hazard is a rate of losses per hour of running. `Offer.interruption` is one already, where an adapter could read its
+provider's own figure; the functions `advisor`, `eviction`, `preemption` and `reliability` make one of each kind of
+figure. Without one, the prior stands:
+
+* by card, on weekdays: A100 2.3 % an hour, V100 0.8, H100 4.1. These are the published rates that this project started
+  from (spot GPUs of the large clouds). Any other card is taken for an A100, the middle of the three, and a machine
+  without a card for a V100, the least sought after of them.
+* at weekends 40 % lower than on weekdays, by UTC.
+* us-east-1 three times us-west-2. Only the ratio is known, so the one is a root of three above and the other below.
+* on-demand machines are not taken back: 0, unless the offer itself says otherwise (a private host that goes offline).
+
+Prior and experience meet as gamma and Poisson. What is estimated is by how much the prior is wrong: a factor with a
+gamma prior of mean 1 and shape `WEIGHT`, so that the prior counts like so many losses seen. Losses elsewhere at the
+same provider with the same card move that factor's mean, losses in the same region the factor itself.
+
+Pure: no clock but the one passed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from math import log, sqrt
+from typing import Any
+
+from broker import gpus
+from broker.offer import Market, Offer
+
+BY_CARD = {"A100": 0.023, "V100": 0.008, "H100": 0.041}
+OTHER_CARD = BY_CARD["A100"]
+NO_CARD = BY_CARD["V100"]
+WEEKEND = 0.6
+BY_REGION = {"us-east-1": sqrt(3), "us-west-2": 1 / sqrt(3)}
+WEIGHT = 2.0
+MONTH = 730.0
+"""Hours of a month."""
+ADVISOR = (0.025, 0.075, 0.125, 0.175, 0.30)
+"""The middle of each of AWS's bands: <5, 5-10, 10-15, 15-20 and >20 % in a month; the last is open, 30 % is taken."""
+_DAY = 86_400.0
+_WEEK = 7 * _DAY
+_MONDAY = 3 * _DAY
+"""The epoch was a Thursday: so long before it a week began."""
+
+
+def advisor(band: int) -> float:
+    """AWS Spot Advisor's index `r`, 0 to 4: the share of machines taken back within a month, here per hour."""
+    return -log(1 - ADVISOR[band]) / MONTH
+
+
+def eviction(low: float, high: float | None = None) -> float:
+    """Azure's eviction rate, a band in percent within one hour, such as 5 and 10; without an end (20+) 30 is taken."""
+    share = (low + (max(low, 40.0) if high is None else high)) / 200
+    return -log(1 - min(share, 0.99))
+
+
+def preemption(rate: float, uptime: float) -> float:
+    """GCP's preemption rate, the share of spot machines that ended by being preempted; uptime: their mean hours."""
+    return rate / uptime
+
+
+def reliability(share: float, outage: float = 1.0) -> float:
+    """Vast's reliability, the share of time that a host is up; outage: hours that one outage takes, taken for one."""
+    share = min(max(share, 0.01), 1.0)
+    return (1 - share) / (share * outage)
+
+
+def weekend_share(at: float, hours: float) -> float:
+    """The share of the hours from `at` on, seconds since the epoch, that lie in a weekend by UTC."""
+    if hours <= 0:
+        return 1.0 if (at + _MONDAY) % _WEEK >= 5 * _DAY else 0.0
+    return (_weekends(at + hours * 3600) - _weekends(at)) / (hours * 3600)
+
+
+def _weekends(at: float) -> float:
+    """Seconds of weekend since the first Monday before the epoch."""
+    weeks, rest = divmod(at + _MONDAY, _WEEK)
+    return weeks * 2 * _DAY + max(0.0, rest - 5 * _DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hours of running in one place, those of them at weekends, and the losses in them."""
+
+    hours: float = 0.0
+    weekend: float = 0.0
+    losses: int = 0
+
+    @property
+    def weighted(self) -> float:
+        """As weekday hours."""
+        return self.hours - (1 - WEEKEND) * self.weekend
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What this installation has seen of spot machines, by `provider/region/card`. Plain data, for a store."""
+
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+
+    def ran(self, offer: Offer, start: float, end: float, *, lost: bool) -> Experience:
+        """With a machine that ran from `start` to `end`, seconds since the epoch, and was taken back then or not."""
+        if offer.market is not Market.SPOT or offer.simulated:
+            return self
+        hours = max(0.0, end - start) / 3600
+        scope = _scope(offer)
+        old = self.seen.get(scope, Seen())
+        more = replace(
+            old,
+            hours=old.hours + hours,
+            weekend=old.weekend + hours * (weekend_share(start, hours) if hours else 0.0),
+            losses=old.losses + lost,
+        )
+        return Experience({**self.seen, scope: more})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seen": {scope: asdict(entry) for scope, entry in self.seen.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Experience:
+        return cls({scope: Seen(**entry) for scope, entry in data.get("seen", {}).items()})
+
+
+def prior(card: str, region: str) -> float:
+    """Losses per weekday hour that are expected of a spot machine before any has been seen; card: "" for none."""
+    rate = BY_CARD.get(card, OTHER_CARD) if card else NO_CARD
+    return rate * BY_REGION.get(region, 1.0)
+
+
+def updated(prior: float, *, expected: float, losses: float, weight: float = WEIGHT, mean: float = 1.0) -> float:
+    """The prior, a rate, after `losses` where it made one expect `expected`. mean: what its factor is thought to be."""
+    return prior * (weight + losses) / (weight / mean + expected)
+
+
+class Hazards:
+    """Losses per hour of many offers, for work that starts at `at` and takes `hours`; each kind is computed once."""
+
+    def __init__(self, experience: Experience, at: float, hours: float) -> None:
+        self._experience = experience
+        self._season = 1 - (1 - WEEKEND) * weekend_share(at, hours)
+        self._known: dict[tuple[Market, bool, str, str, str | None, float | None], float] = {}
+
+    def of(self, offer: Offer) -> float:
+        """Losses per hour. A provider's own figure is taken as it is: its period has its own weekends."""
+        kind = (offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption)
+        found = self._known.get(kind)
+        if found is None:
+            found = self._known[kind] = self._rate(offer)
+        return found
+
+    def _rate(self, offer: Offer) -> float:
+        if offer.market is not Market.SPOT or offer.simulated:
+            return offer.interruption or 0.0
+        card = model(offer.gpu or "")
+        expected = prior(card, offer.region)
+        scope = _scope(offer)
+        own = self._experience.seen.get(scope, Seen())
+        mean = self._elsewhere(offer.provider, card, scope)
+        if offer.interruption is not None:
+            return updated(offer.interruption, expected=offer.interruption * own.hours, losses=own.losses, mean=mean)
+        return updated(expected, expected=expected * own.weighted, losses=own.losses, mean=mean) * self._season
+
+    def _elsewhere(self, provider: str, card: str, scope: str) -> float:
+        """By how much the prior is wrong in the provider's other regions."""
+        expected = losses = 0.0
+        for place, entry in self._experience.seen.items():
+            there, _, rest = place.partition("/")
+            region, _, its = rest.rpartition("/")
+            if there == provider and its == card and place != scope:
+                expected += prior(card, region) * entry.weighted
+                losses += entry.losses
+        return updated(1.0, expected=expected, losses=losses)
+
+
+def hazard(offer: Offer, *, at: float, hours: float = 0.0, experience: Experience | None = None) -> float:
+    """Losses per hour to expect of one offer, see `Hazards`."""
+    return Hazards(experience or Experience(), at, hours).of(offer)
+
+
+@lru_cache(maxsize=1024)
+def model(name: str) -> str:
+    """The card's model without form or memory: `A100` of every A100; "" of none."""
+    if not name:
+        return ""
+    try:
+        name = gpus.card(name).family
+    except ValueError:
+        return name
+    return re.sub(r"-\d+GB$", "", name)
+
+
+def _scope(offer: Offer) -> str:
+    return f"{offer.provider}/{offer.region}/{model(offer.gpu or '')}"

@@ -1,0 +1,120 @@
+"""Losses per hour: priors, providers' figures in one unit, and what experience makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.offer import Market, Offer
+from broker.policy.hazard import (
+    WEIGHT,
+    Experience,
+    advisor,
+    eviction,
+    hazard,
+    model,
+    preemption,
+    reliability,
+    updated,
+    weekend_share,
+)
+
+MONDAY = 1_796_000_400.0 - 1_796_000_400.0 % 86_400 - 86_400 * 3
+DAY = 86_400.0
+
+
+def spot(gpu: str | None = "A100", region: str = "eu-west-1", *, provider: str = "aws") -> Offer:
+    return Offer(provider, region, "z", "m", Market.SPOT, 1.0, gpu=gpu, gpu_count=1)
+
+
+@pytest.fixture(scope="module")
+def monday() -> float:
+    days = [MONDAY + n * DAY for n in range(7)]
+    return next(day for day in days if (day // DAY + 3) % 7 == 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rate"), [("A100", 0.023), ("A100-80GB-SXM", 0.023), ("V100-32GB", 0.008), ("H100-PCIe", 0.041)]
+)
+def test_the_priors_by_card(gpu: str, rate: float, monday: float) -> None:
+    assert hazard(spot(gpu), at=monday) == pytest.approx(rate)
+    assert hazard(replace(spot(gpu), market=Market.ON_DEMAND), at=monday) == 0
+    assert hazard(replace(spot(gpu), simulated=True), at=monday) == 0
+
+
+def test_weekends_and_regions(monday: float) -> None:
+    week = hazard(spot(), at=monday, hours=24)
+    assert hazard(spot(), at=monday + 5.5 * DAY) == pytest.approx(0.6 * week)
+    assert hazard(spot(), at=monday + 4 * DAY, hours=48) == pytest.approx(0.8 * week)
+    assert hazard(spot(), at=monday, hours=7 * 24 * 5) == pytest.approx(week * (5 + 2 * 0.6) / 7)
+    east, west = hazard(spot(region="us-east-1"), at=monday), hazard(spot(region="us-west-2"), at=monday)
+    assert east == pytest.approx(3 * west)
+    assert west < week < east
+
+
+def test_providers_figures_come_to_the_same_unit() -> None:
+    assert pytest.approx(1 - 2.718281828 ** (-advisor(1) * 730)) == 1 - (1 - 0.075)
+    assert [advisor(band) for band in range(5)] == sorted(advisor(band) for band in range(5))
+    assert eviction(0, 5) == pytest.approx(0.0253, abs=1e-4)
+    assert eviction(20) == pytest.approx(0.3567, abs=1e-4)
+    assert eviction(0, 5) > 100 * advisor(0), "the one is per hour, the other per month"
+    assert preemption(0.5, uptime=10) == pytest.approx(0.05)
+    assert reliability(0.9971) == pytest.approx(0.0029, abs=1e-4)
+    assert reliability(1) == 0
+
+
+def test_a_providers_own_figure_replaces_the_prior(monday: float) -> None:
+    own = replace(spot("H100", "us-east-1"), interruption=0.002)
+    assert hazard(own, at=monday + 5.5 * DAY) == pytest.approx(0.002)
+
+
+def test_what_was_seen_moves_the_prior(monday: float) -> None:
+    offer = spot()
+    calm, rough = Experience(), Experience()
+    for day in range(5):
+        at = monday + day * DAY
+        calm = calm.ran(offer, at, at + DAY, lost=False)
+        rough = rough.ran(offer, at, at + DAY, lost=True)
+    expected = 0.023 * 120
+    assert hazard(offer, at=monday, experience=calm) == pytest.approx(0.023 * WEIGHT / (WEIGHT + expected))
+    assert hazard(offer, at=monday, experience=rough) == pytest.approx(0.023 * (WEIGHT + 5) / (WEIGHT + expected))
+    # elsewhere the same way, but less; at another provider not at all
+    there = hazard(spot(region="eu-west-2"), at=monday, experience=rough)
+    assert 0.023 < there < hazard(spot(region="eu-west-1"), at=monday, experience=rough)
+    assert hazard(spot(provider="gcp"), at=monday, experience=rough) == pytest.approx(0.023)
+    assert Experience.from_json(json.loads(json.dumps(rough.to_json()))) == rough
+
+
+def test_much_experience_outweighs_the_prior(monday: float) -> None:
+    seen = Experience()
+    for week in range(200):
+        at = monday + week * 7 * DAY
+        seen = seen.ran(spot(), at, at + 100 * 3600, lost=week % 2 == 0)
+    assert hazard(spot(), at=monday, experience=seen) == pytest.approx(100 / 20_000, rel=0.05)
+
+
+def test_on_demand_and_simulated_machines_teach_nothing(monday: float) -> None:
+    for offer in (replace(spot(), market=Market.ON_DEMAND), replace(spot(), simulated=True)):
+        assert Experience().ran(offer, monday, monday + DAY, lost=True) == Experience()
+
+
+@given(st.floats(0.0001, 1), st.floats(0, 100), st.integers(0, 50), st.floats(0, 100))
+def test_more_losses_and_fewer_hours_make_it_worse(prior: float, expected: float, losses: int, more: float) -> None:
+    here = updated(prior, expected=expected, losses=losses)
+    assert updated(prior, expected=expected, losses=losses + 1) > here
+    assert updated(prior, expected=expected + more, losses=losses) <= here
+    assert updated(prior, expected=0, losses=0) == pytest.approx(prior)
+
+
+@given(st.floats(0, 2e9), st.floats(0, 2000))
+def test_a_share_of_weekend_is_a_share(at: float, hours: float) -> None:
+    assert -1e-9 <= weekend_share(at, hours) <= 1 + 1e-9
+
+
+def test_a_card_nobody_knows_keeps_its_name() -> None:
+    assert model("Frobnicator 9") == "Frobnicator 9"
+    assert model("") == ""
