@@ -142,12 +142,13 @@ def test_term_ignored_costs_the_grace_and_no_more(job):
     assert placement.until_ended(8)["outcome"] == "stopped"
 
 
-def test_progress_at_its_total_beats_the_reason(job):
+@pytest.mark.parametrize(("trap", "outcome"), [("trap 'exit 0' TERM\n", "succeeded"), ("", "moved")])
+def test_progress_at_its_total_beats_the_reason_where_it_exits_0(job, trap, outcome):
     script = "python -c 'from broker.guest import progress; progress(1, 7); progress(7, 7)'; echo ready\n" + WAIT
-    placement = running(job.task(script).place())
+    placement = running(job.task(trap + script).place())
     job.order(1, order="retire", why="migrate")
     result = placement.until_ended(10)
-    assert (result["outcome"], result["last_step"]) == ("succeeded", 7)
+    assert (result["outcome"], result["last_step"]) == (outcome, 7)
     assert placement.beat["first_step"] == 1
     assert placement.beat["progress"]["total"] == 7
 
