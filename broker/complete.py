@@ -7,6 +7,8 @@ unfinished its name says so (`tmp-checkpoint-9`, `x.part`, a leading dot …): n
 fault      a member whose format is known is cut or empty: not taken
 marker     the task's own glob matches a member, and nothing in the entry is newer than that member
 hf         a Hugging Face Trainer's checkpoint with all it needs to be resumed from
+dcp        torch.distributed.checkpoint: `.metadata`, newer than all else, and the shards that it names
+orbax      an Orbax checkpoint that was committed
 torch, zip a file that ends as a zip archive must (torch.save, Lightning, numpy.savez)
 safetensors a file whose header accounts for every byte of it
 renamed    it lay here under an unfinished name before, or replaced its predecessor by a rename
@@ -26,19 +28,28 @@ import os
 import posixpath
 import re
 import stat
-import struct
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.formats import (
+    METADATA,
+    ORBAX_TMP,
+    SHARD,
+    WEIGHTS,
+    Finding,
+    dcp_fault,
+    dcp_settled,
+    inspect,
+    is_orbax,
+    orbax_fault,
+    shards_of,
+)
 from broker.writers import open_for_writing
 
 UNFINISHED = ("tmp-*", "*.tmp", "*.part", "*.partial", "*.incomplete", "*_tmp", "*.orbax-checkpoint-tmp*", ".*")
 TEMPORARY = (*UNFINISHED[:-1], ".~*")
-ARCHIVES = {".pt", ".pth", ".ckpt", ".npz", ".zip"}
-WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack"}
 TRAINER = re.compile(r"(optimizer\.pt|scheduler\.pt|scaler\.pt|training_args\.bin|rng_state.*\.pth)$")
 NUMBERED = re.compile(r"checkpoint-\d+$")
 STEP = (
@@ -64,7 +75,8 @@ def newest_step(names: Iterable[str]) -> int | None:
 
 def unfinished(name: str) -> bool:
     """Does an entry's name say that it is not finished?"""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in UNFINISHED)
+    # DCP's own `.metadata` is its last word, not a temporary file.
+    return not METADATA.match(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,8 @@ def read_tree(folder: Path, name: str) -> Tree:
                 left_out[relative] = "its name says it is not finished"
             else:
                 files[relative] = Stat.of(seen)
+        elif stat.S_ISDIR(seen.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
+            left_out[relative] = "its name says it is not finished"
         elif stat.S_ISDIR(seen.st_mode):
             folders[relative] = stat.S_IMODE(seen.st_mode)
             with os.scandir(path) as members:
@@ -162,62 +176,6 @@ def link_stays_inside(path: str, target: str) -> bool:
     return not target.startswith("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """form: the format a file proves to have, whole; fault: why it is not whole. Both empty: nothing can be said."""
-
-    form: str = ""
-    fault: str = ""
-
-
-def inspect(path: Path, size: int) -> Finding:
-    """Look at one file's header and directory. FileNotFoundError where it has gone; unreadable ones have a fault."""
-    suffix = path.suffix.lower()
-    if size == 0:
-        known = suffix in ARCHIVES or suffix == ".safetensors"
-        return Finding(fault="is empty (0 bytes)") if known else Finding()
-    try:
-        if suffix == ".safetensors":
-            return _safetensors(path, size)
-        with path.open("rb") as file:
-            start = file.read(4)
-        if start.startswith(b"PK"):
-            return _archive(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        return Finding(fault=f"cannot be read: {error.strerror or error}")
-    return Finding(fault="is no zip archive") if suffix in {".npz", ".zip"} else Finding()
-
-
-def _safetensors(path: Path, size: int) -> Finding:
-    """Format: https://huggingface.co/docs/safetensors: u64 header length, JSON header, tensors without gaps."""
-    with path.open("rb") as file:
-        raw = file.read(8)
-        length = struct.unpack("<Q", raw)[0] if len(raw) == 8 else 0
-        if len(raw) < 8 or length > min(size - 8, 100_000_000):
-            return Finding(fault=f"is cut within its header ({size} bytes)")
-        header = file.read(length)
-    try:
-        tensors = {key: value for key, value in json.loads(header).items() if key != "__metadata__"}
-        end = max((int(value["data_offsets"][1]) for value in tensors.values()), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return Finding(fault="has a header that cannot be read")
-    if 8 + length + end != size:
-        return Finding(fault=f"is cut: {size} bytes of {8 + length + end}")
-    return Finding(form="safetensors")
-
-
-def _archive(path: Path) -> Finding:
-    """A zip archive is whole once its central directory stands at its end; torch's holds a `data.pkl`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, struct.error):
-        return Finding(fault="is cut: a zip archive without its directory")
-    return Finding(form="torch" if any(name.endswith("data.pkl") for name in names) else "zip")
-
-
 @dataclass(slots=True)
 class Judge:
     """Looks at a checkpoint folder again and again and says what is complete. Remembers between looks.
@@ -231,6 +189,7 @@ class Judge:
     clock: Callable[[], float] = time.monotonic
     _since: dict[str, tuple[Tree, float]] = field(default_factory=dict)
     _findings: dict[str, tuple[Stat, Finding]] = field(default_factory=dict)
+    _formats: dict[str, tuple[Tree, bool, Finding]] = field(default_factory=dict)
     _inodes: dict[str, int] = field(default_factory=dict)
     _temporary: frozenset[int] = frozenset()
     _renamed: dict[str, Tree] = field(default_factory=dict)
@@ -267,6 +226,11 @@ class Judge:
                 complete[name], how[name] = tree, verdict
             else:
                 skipped.setdefault(name, reason)
+        members, fault = self._together(trees, now, ended)
+        for name in members:
+            complete[name], how[name], skipped[name] = trees[name], "dcp", fault
+            for holder in (complete, how) if fault else (skipped,):
+                del holder[name]
         for name in [name for name, tree in complete.items() if name in tree.links]:
             target = posixpath.normpath(complete[name].links[name]).partition("/")[0]
             if target not in complete:
@@ -334,9 +298,9 @@ class Judge:
             settled, waiting = False, f"changed {still:.0f} s ago, {self.quiet:g} s without change are needed"
         if self.marker and tree.is_dir:
             return self._by_marker(tree, settled, waiting)
-        if tree.is_dir and _is_trainers(tree, trainer):
-            fault = self._trainer_fault(tree)
-            return ("", fault) if fault else ("hf", "")
+        if tree.is_dir and (found := self._directory(tree, trainer)) != Finding():
+            late = found.form == "dcp" and not settled and not dcp_settled(tree.name, tree.files)
+            return ("", found.fault or waiting) if found.fault or late else (found.form, "")
         if not tree.is_dir and tree.name in findings and findings[tree.name].form:
             return findings[tree.name].form, ""
         if self._renamed.get(tree.name) == tree:
@@ -360,6 +324,35 @@ class Judge:
         if known is None or known[0] != found:
             known = self._findings[path] = (found, inspect(self.folder / path, found.size))
         return known[1]
+
+    def _directory(self, tree: Tree, trainer: bool) -> Finding:
+        """The format of a directory, looked into once for each state that it is in."""
+        known = self._formats.get(tree.name)
+        if known is None or known[:2] != (tree, trainer):
+            known = self._formats[tree.name] = (tree, trainer, self._looked_into(tree, trainer))
+        return known[2]
+
+    def _looked_into(self, tree: Tree, trainer: bool) -> Finding:
+        shards = shards_of(tree.files)
+        for folder in shards:
+            if fault := dcp_fault(self.folder, folder, tree.files):
+                return Finding(fault=fault)
+        if _is_trainers(tree, trainer):
+            return Finding("hf", self._trainer_fault(tree))
+        if is_orbax(tree):
+            return Finding("orbax", orbax_fault(self.folder, tree))
+        return Finding("dcp" if tree.name in shards else "")
+
+    def _together(self, trees: Mapping[str, Tree], now: float, ended: bool) -> tuple[list[str], str]:
+        """What lies at the top of a folder that is itself a DCP checkpoint, and why that is not whole."""
+        if not shards_of(trees):
+            return [], ""
+        members = [name for name in trees if SHARD.match(name) or METADATA.match(name)]
+        files = {name: trees[name].files[name] for name in members if name in trees[name].files}
+        if fault := dcp_fault(self.folder, "", files):
+            return members, fault
+        quiet = all(now - self._since[name][1] >= self.quiet for name in members)
+        return members, "" if ended or quiet or dcp_settled("", files) else "its shards are being written"
 
     def _trainer_fault(self, tree: Tree) -> str:
         """Why a Trainer's checkpoint cannot be resumed from; empty where it can."""
@@ -392,7 +385,7 @@ class Judge:
         return f"{base}/{absent[0]} is missing" if absent else ""
 
     def _forget(self, trees: Mapping[str, Tree]) -> None:
-        for memory in (self._since, self._renamed):
+        for memory in (self._since, self._renamed, self._formats):
             for name in memory.keys() - trees.keys():
                 del memory[name]
         paths = {path for tree in trees.values() for path in tree.files}

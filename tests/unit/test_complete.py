@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as safetensors_bytes
 
-from broker.complete import Judge, inspect, link_stays_inside, newest_step, step_of, unfinished
+from broker.complete import Judge, link_stays_inside, newest_step, step_of, unfinished
+from broker.formats import inspect
 from broker.writers import open_for_writing
 
 WEIGHTS = safetensors_bytes({"w": np.arange(64, dtype=np.float32), "b": np.ones(3, dtype=np.float64)})
