@@ -49,6 +49,8 @@ def inspect(path: Path, size: int) -> Finding:
     if size == 0:
         known = suffix in ARCHIVES or suffix == ".safetensors"
         return Finding(fault="is empty (0 bytes)") if known else Finding()
+    if suffix == ".distcp":
+        return Finding()  # several archives in a row, or other bytes: its `.metadata` says when it is whole
     try:
         if suffix == ".safetensors":
             return _safetensors(path, size)

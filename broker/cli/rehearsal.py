@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from broker.rehearse import Hand, Rehearsal, Result
 
 INTERRUPTED = 130
-SECONDS = {"aws": "120 s", "gcp": "30 s", "azure": "30 s", "runpod": "5 s", "vast": "none"}
 TAIL = 12
 """Lines of a failed program's output that are shown."""
 
 
-class _Left(Exception):  # noqa: N818 - not an error: its user has ended it
+class _Interrupted(Exception):  # noqa: N818 - not an error: its user has ended it
     """The rehearsal was interrupted."""
 
 
@@ -33,7 +32,7 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     with Interrupts() as interrupts:
         try:
             result = rehearsal.perform(lambda phase, job, hand: _follow(screen, interrupts, phase, job, hand))
-        except _Left:
+        except _Interrupted:
             with screen.waiting("the rehearsal's machines to end"):
                 rehearsal.end_machines()
             rehearsal.remove()
@@ -73,7 +72,7 @@ def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
 
     count, wish = rehearsal.preemptions, rehearsal.task.rehearse
     order = [rehearsal.notices[n % len(rehearsal.notices)] for n in range(count)]
-    notices = ", ".join(f"{name} {SECONDS[name]}" for name in order)
+    notices = ", ".join(f"{name} {_left(name)}" for name in order)
     lines = [
         ("rehearsing", f"{rehearsal.task.name} on this computer; nothing is rented, money is simulated"),
         ("taken back", f"{count} time{'s' * (count != 1)}, with the notice of: {notices}; seed {rehearsal.seed}"),
@@ -82,6 +81,12 @@ def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
         lines.append(("compared", f"{', '.join(wish.compare)}, with a run without interruption, which comes first"))
     lines += [("note", note) for note in rehearsal.notes]
     screen.say(labelled(lines))
+
+
+def _left(notice: str) -> str:
+    from broker.rehearse import SECONDS
+
+    return f"{SECONDS[notice]} s" if SECONDS[notice] else "none"
 
 
 @dataclasses.dataclass
@@ -103,7 +108,7 @@ class _Watcher(Follower):
             self.told += 1
             where = f" at step {take.step}" if take.step is not None else ""
             saved = f", newest snapshot step {take.newest_step}" if take.newest_step is not None else ""
-            text = f"number {take.number}{where}{saved}; notice as {take.notice}: {SECONDS[take.notice]}"
+            text = f"number {take.number}{where}{saved}; notice as {take.notice}: {_left(take.notice)}"
             self.screen.say(event_row(clock(take.at), take.generation, "TAKE BACK", text, "bold red"))
 
 
@@ -118,7 +123,7 @@ def _follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: 
     with watcher.live():
         while not watcher.look():
             if interrupts.wait(LOCAL_POLL) is not None:
-                raise _Left
+                raise _Interrupted
     screen.say(f"{phase}: {job.status} after {time.monotonic() - started:.0f} s", style="bold")
     if job.status == "failed":
         show_tail(screen, job)
@@ -154,6 +159,12 @@ def _tell(screen: Screen, result: Result) -> None:
         screen.show("")
     for check in result.verdict.checks:
         screen.show(_check(check.good, check.text))
+    for note in result.notes:
+        screen.show(f"  note: {note}")
+    if result.verdict.advice:
+        screen.show("\nwhat to change:")
+    for line in result.verdict.advice:
+        screen.show(f"→ {line}")
     if result.verdict.checks:
         screen.show(f"seed {result.seed}: the same moments again with --seed {result.seed}")
         screen.show("")
@@ -174,6 +185,8 @@ def as_json(result: Result) -> dict[str, object]:
         "exit_code": verdict.code,
         "seed": result.seed,
         "checks": [{"good": c.good, "text": c.text} for c in verdict.checks],
+        "advice": list(verdict.advice),
+        "notes": list(result.notes),
         "taken": [dataclasses.asdict(t) for t in result.taken],
         "differences": [dataclasses.asdict(d) for d in result.differences],
         "report": result.report.to_json() if result.report else None,

@@ -25,16 +25,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.config import Config
+from broker.rehearse.check import Check
 from broker.rehearse.compare import Difference, compared
-from broker.rehearse.hand import NOTICES, Hand, TakeBack
-from broker.rehearse.verdict import Check, Verdict, judge, of_baseline, without_checkpoint
+from broker.rehearse.hand import NOTICES, SECONDS, Hand, TakeBack
+from broker.rehearse.verdict import Verdict, judge, of_baseline, without_checkpoint
 from broker.task import Resources, Task
 
 if TYPE_CHECKING:
     from broker.job import Job
     from broker.report import Report
 
-__all__ = ["NOTICES", "Check", "Difference", "Hand", "Rehearsal", "Result", "TakeBack", "Verdict", "rehearse"]
+__all__ = [
+    "NOTICES",
+    "SECONDS",
+    "Check",
+    "Difference",
+    "Hand",
+    "Rehearsal",
+    "Result",
+    "TakeBack",
+    "Verdict",
+    "rehearse",
+]
 
 BASELINE, REHEARSED = "baseline", "rehearsal"
 GONE_LIMIT = 20.0
@@ -45,7 +57,10 @@ Follow = Callable[[str, "Job", "Hand | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a rehearsal found. report: of the job that was taken back; baseline: of the one that was not."""
+    """What a rehearsal found. report: of the job that was taken back; baseline: of the one that was not.
+
+    notes: what it cannot show here.
+    """
 
     verdict: Verdict
     seed: int
@@ -54,6 +69,7 @@ class Result:
     baseline: Report | None = None
     taken: tuple[TakeBack, ...] = ()
     differences: tuple[Difference, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -96,6 +112,7 @@ class Rehearsal:
     def perform(self, follow: Follow) -> Result:
         """Run it. `follow` shows each job until it has ended; leaving it by an exception ends everything."""
         from broker import engine, report
+        from broker.rehearse.evidence import gather, told
 
         if self.rehearsed.checkpoint is None:
             return Result(without_checkpoint(), self.seed, self.folder)
@@ -117,6 +134,7 @@ class Rehearsal:
             job.refresh()
             differences = compared(self.task.rehearse.compare, baseline, job) if baseline and self.task.rehearse else ()
             story = report.of(job, reached=hand.reached)
+            evidence = gather(job, self._root, hand.taken, self.rehearsed)
             verdict = judge(
                 job.row,
                 story,
@@ -125,9 +143,11 @@ class Rehearsal:
                 interval=hand.interval,
                 differences=differences,
                 compared=self.task.rehearse.compare if baseline and self.task.rehearse else (),
+                evidence=evidence,
             )
             before = report.of(baseline) if baseline else None
-        return Result(verdict, self.seed, self.folder, story, before, tuple(hand.taken), differences)
+        shown = told(story, evidence)
+        return Result(verdict, self.seed, self.folder, shown, before, tuple(hand.taken), differences, self.notes)
 
     @property
     def _root(self) -> Path:
@@ -172,15 +192,9 @@ class Rehearsal:
 
 def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
     """The task as this computer can run it, and what had to be changed for that."""
-    notes: list[str] = []
-    first = task.resources[0]
-    if first.gpu:
-        notes.append(
-            f"this computer stands in for {first.gpu}:{first.gpu_count or 1}; "
-            "rehearse.envs in the task can make the run small enough for it"
-        )
-    if first.image:
-        notes.append(f"the image {first.image} is not used: local machines run bare")
+    wish = task.rehearse
+    asked = wish.resources if wish and wish.resources else task.resources
+    notes = [*_unshown(task.resources[0], asked[0])]
     if task.spot == "never" and task.checkpoint is not None:
         notes.append("spot: never is set aside, or there would be nothing to take back")
     if task.postponed:
@@ -190,7 +204,7 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
     outputs = (*task.outputs, *(path for path in (wish.compare if wish else ()) if path not in task.outputs))
     adapted = dataclasses.replace(
         task,
-        resources=(Resources(disk=first.disk, infra=("local",)),),
+        resources=(Resources(disk=asked[0].disk, infra=("local",)),),
         spot="never" if task.checkpoint is None else "auto",
         max_price=None,
         ordered=False,
@@ -203,6 +217,23 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
         warnings=(),
     )
     return adapted, tuple(notes)
+
+
+def _unshown(wanted: Resources, asked: Resources) -> Iterator[str]:
+    """What a rehearsal on this computer says nothing about."""
+    if wanted.gpu:
+        text = f"this computer stands in for {wanted.gpu}:{wanted.gpu_count or 1}; rehearse.envs can make the run small"
+        if not Path("/dev/nvidiactl").exists():
+            text += (
+                " and has no GPU, so not shown are: whether CUDA starts again on the next machine, whether the GPUs' "
+                "random state and the gradient scaler come back, whether the GPU's memory is enough, and how long a "
+                "save of the full size takes against a notice"
+            )
+            if (wanted.gpu_count or 1) > 1:
+                text += ", and whether its processes find each other again by NCCL"
+        yield text
+    if asked.image:
+        yield f"the image {asked.image} is not used: local machines run bare"
 
 
 def _pip_cache(task: Task) -> dict[str, str]:

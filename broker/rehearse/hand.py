@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from broker.manifest import Manifest
     from broker.store import PlacementRow
 
-NOTICES = ("aws", "gcp", "azure", "runpod", "vast")
+SECONDS = {"aws": 120, "gcp": 30, "azure": 30, "runpod": 5, "vast": 0}
+"""What each provider's notice leaves."""
+NOTICES = tuple(SECONDS)
+UNSAVED = 60.0
+"""Seconds after which a program that has saved nothing is taken back all the same: some save on a notice only."""
 LOOK, LOOK_FAR = 0.01, 0.1
 """Seconds between two looks at the program's record, and at the store and the home."""
 PATIENT_INTERVALS = 4
@@ -87,6 +91,7 @@ class Hand:
         self._thread = threading.Thread(target=self._guarded, name="rehearsal hand", daemon=True)
         self._seen: dict[int, list[Manifest]] = {}
         self._spacing: float | None = None
+        self._running_since: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -155,7 +160,7 @@ class Hand:
         """Has its program gone on past its start and saved since?"""
         manifests, progress = self._seen[row.generation], self._sample(row)
         if not manifests:
-            return False
+            return self._waited(row)
         if progress is None or manifests[-1].step is None:
             return True
         if self.interval is None:
@@ -163,6 +168,15 @@ class Hand:
             if self.interval is None and not _late(progress):
                 return False
         return progress.step > progress.first_step
+
+    def _waited(self, row: PlacementRow) -> bool:
+        """Has its program run for so long that it will hardly save before a notice?"""
+        if not (row.beat or {}).get("program_started_at"):
+            return False
+        now = time.monotonic()
+        checkpoint = self.job.task.checkpoint
+        patience = 3 * checkpoint.every if checkpoint and checkpoint.every else UNSAVED
+        return now - self._running_since.setdefault(row.generation, now) > min(patience, UNSAVED)
 
     def _strike(self, window: Window, row: PlacementRow) -> bool:
         """Take the machine back at the moment that the lots say; False if the job ended before."""
@@ -240,7 +254,7 @@ class _Moment:
 
     def come(self, progress: Progress | None) -> bool:
         manifests = self.hand._seen[self.row.generation]  # noqa: SLF001 - one piece of work in two classes
-        saved = manifests[-1].step
+        saved = manifests[-1].step if manifests else None
         interval = self.hand.interval
         if progress is None or saved is None or interval is None:
             return self._by_time(len(manifests))

@@ -6,35 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.rehearse.advice import advise
+from broker.rehearse.check import FAILS, SURVIVES, UNPROVEN, Check
+from broker.rehearse.evidence import Evidence
+from broker.rehearse.resumed import checks_of
+
 if TYPE_CHECKING:
     from broker.rehearse.compare import Difference
     from broker.rehearse.hand import TakeBack
-    from broker.report import Move, Report
+    from broker.report import Report
     from broker.store import JobRow
 
-SURVIVES, FAILS, UNPROVEN = 0, 100, 101
 WORDS = {SURVIVES: "survives preemption", FAILS: "does not survive preemption", UNPROVEN: "not proven"}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at. code: SURVIVES where it holds, else what it makes of the verdict."""
-
-    text: str
-    code: int = SURVIVES
-
-    @property
-    def good(self) -> bool:
-        return self.code == SURVIVES
+NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """code: the exit code, 0, 100 or 101. text: the last line. checks: what it rests on."""
+    """code: the exit code, 0, 100 or 101. text: the last line. checks: what it rests on. advice: what to change."""
 
     code: int
     why: str = ""
     checks: tuple[Check, ...] = ()
+    advice: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -61,17 +55,20 @@ def judge(
     interval: int | None,
     differences: Sequence[Difference] = (),
     compared: Sequence[str] = (),
+    evidence: Evidence | None = None,
 ) -> Verdict:
     """Weigh everything. What shows a failure comes before what merely proves nothing.
 
     interval: steps between two saves, None where unknown.
     """
-    checks = list(_checks(row, report, taken, wanted, interval, differences, compared))
+    evidence = evidence or Evidence()
+    checks = list(_checks(row, report, taken, wanted, interval, differences, compared, evidence))
+    advice = tuple(dict.fromkeys([*(c.advice for c in checks if c.advice), *advise(report, taken, evidence)]))
     for code in (FAILS, UNPROVEN):
         for check in checks:
             if check.code == code:
-                return Verdict(code, check.text, tuple(checks))
-    return Verdict(SURVIVES, "", tuple(checks))
+                return Verdict(code, check.text, tuple(checks), advice)
+    return Verdict(SURVIVES, "", tuple(checks), advice)
 
 
 def _checks(
@@ -82,6 +79,7 @@ def _checks(
     interval: int | None,
     differences: Sequence[Difference],
     compared: Sequence[str],
+    evidence: Evidence,
 ) -> Iterator[Check]:
     saved = any(stay.saves for stay in report.stays)
     if row.status != "succeeded":
@@ -102,57 +100,21 @@ def _checks(
         yield Check(f"it was taken back {_times(wanted)} and succeeded")
     begin = report.stays[0].first_step if report.stays else None
     by_generation = {take.generation: take for take in taken}
+    proven = bool(compared) and not differences and row.status == "succeeded"
     for move in report.moves:
-        yield from _move(move, begin, by_generation.get(move.source), interval)
+        take = by_generation.get(move.source)
+        yield from checks_of(move, begin, take, interval, evidence, proven=proven)
+    yield from _passed_over(evidence)
     if row.status == "succeeded":
         yield from _same(differences, compared)
 
 
-def _move(move: Move, begin: int | None, take: TakeBack | None, interval: int | None) -> Iterator[Check]:
-    """One move: was a snapshot taken up, did the program use it, what was lost."""
-    name = f"move {move.source} → {move.target}"
-    if move.restored is None:
-        yield Check(f"{name}: it began again from nothing, no snapshot was there to restore", FAILS)
-        return
-    if move.resumed is None or move.reached is None:
-        yield Check(
-            f"{name}: the program reports no steps, so nobody can see where it went on; "
-            "call broker.guest.progress(step, total) in it",
-            UNPROVEN,
-        )
-        return
-    # A program that reports every n steps reports n first when it begins at zero.
-    unit = max(1, begin or 1)
-    restored = move.restored_step
-    slack = max(unit, (interval or 0) // 2)
-    ignored = move.resumed <= unit < move.reached if restored is None else move.resumed < restored - slack
-    if ignored or (restored is not None and restored > unit >= move.resumed):
-        what = "a snapshot" if restored is None else f"the snapshot of step {restored}"
-        yield Check(f"{name}: it began again at step {move.resumed} although {what} had been restored", FAILS)
-        return
-    last = max(move.reached, restored or 0)
-    if move.resumed > last + unit:
-        yield Check(f"{name}: it went on at step {move.resumed} though only step {last} had been reached", FAILS)
-        return
-    yield _loss(name, move, take, interval, unit)
-
-
-def _loss(name: str, move: Move, take: TakeBack | None, interval: int | None, unit: int) -> Check:
-    assert move.resumed is not None
-    assert move.reached is not None
-    lost = max(0, move.reached - (move.resumed - unit)) if move.restored_step is None else move.lost or 0
-    if move.restored_step is not None and move.resumed < move.restored_step:
-        lost = max(0, move.reached - (move.resumed - unit))
-    told = f"{name}: reached step {move.reached}, went on at step {move.resumed}, {lost} step{'s' * (lost != 1)} lost"
-    if interval is None:
-        return Check(told)
-    allowed = interval
-    if take is not None and take.newest_step is not None:
-        # A save that was not uploaded yet when the machine went is lost with it, through nobody's fault.
-        allowed = max(allowed, move.reached - take.newest_step)
-    if lost > allowed:
-        return Check(f"{told}, more than the {allowed} since the newest snapshot then", FAILS)
-    return Check(f"{told} of at most {allowed}")
+def _passed_over(evidence: Evidence) -> Iterator[Check]:
+    for generation, seen in sorted(evidence.seen.items()):
+        if seen.cut:
+            named = [f"{name} ({why.removeprefix(f'{name}/')})" for name, why in sorted(seen.cut.items())[:NAMED]]
+            more = f" and {len(seen.cut) - NAMED} more" if len(seen.cut) > NAMED else ""
+            yield Check(f"machine {generation}: half-written, so passed over: {', '.join(named)}{more}")
 
 
 def _same(differences: Sequence[Difference], compared: Sequence[str]) -> Iterator[Check]:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from broker.cli.timeline import axis, lane, render
-from broker.manifest import Manifest
+from broker.manifest import File, Manifest
+from broker.rehearse.advice import advise
 from broker.rehearse.compare import Difference, difference
+from broker.rehearse.evidence import Evidence, Seen, new_step
 from broker.rehearse.hand import TakeBack, Window
+from broker.rehearse.series import Series
 from broker.rehearse.verdict import judge
 from broker.report import Report, build
 from broker.store import Event, JobRow, PlacementRow
@@ -186,6 +189,130 @@ def test_verdicts(told: Report | None, more: dict[str, Any], code: int, words: s
 
 def test_a_failure_outweighs_what_proves_nothing() -> None:
     assert verdict(beat(restored=None), wanted=3)[0] == 100
+
+
+# How it is seen that a program went on
+
+
+MUTE = beat(first_step=None)
+READ = {"read": 2, "of": 3, "first": "step-40/w", "why": ""}
+IGNORED = {"read": 0, "of": 3, "first": None, "why": ""}
+UNKNOWN = {"read": 0, "of": 3, "first": None, "why": "the file system does not report reads"}
+
+
+def log(first: float, last: float, kind: str = "the log", unit: str = "step", spacing: float = 1.0) -> Series:
+    return Series(kind, unit, first, last, spacing)
+
+
+def evidence(old: Series | None = None, new: Series | None = None, **seen: Any) -> Evidence:
+    return Evidence({1: Seen(steps=old), 2: Seen(steps=new, **seen)})
+
+
+@pytest.mark.parametrize(
+    ("told", "seen", "more", "code", "words"),
+    [
+        # what it reports comes first
+        (report(), evidence(log(1, 43), log(1, 9)), {}, 0, "went on at step 41, 3 steps lost"),
+        # then the log
+        (MUTE, evidence(log(1, 43), log(41, 60)), {}, 0, "43, went on at step 41 by the log, 3 steps done again"),
+        (MUTE, evidence(log(1, 43), log(41, 60), new_step=10, restored_step=40), {}, 0, "by the log"),
+        (MUTE, evidence(log(1, 43), log(1, 60)), {}, 100, "it began again at step 1 although a snapshot had been"),
+        (MUTE, evidence(log(10, 40, spacing=10), log(10, 60, spacing=10)), {}, 100, "began again at step 10"),
+        (MUTE, evidence(log(10, 40, spacing=10), log(20, 60, spacing=10)), {}, 0, "went on at step 20"),
+        (MUTE, evidence(log(3, 400, "a tqdm bar"), log(4, 90, "a tqdm bar")), {}, 100, "began again at step 4"),
+        (MUTE, evidence(log(1, 43), log(11, 60), restored_step=40), {}, 100, "it began again at step 11 although the"),
+        (MUTE, evidence(log(1, 430), log(401, 600), restored_step=4), {}, 0, "went on at step 401"),  # of epoch 4
+        (MUTE, evidence(log(0.1, 2.3, unit="epoch", spacing=0.1), log(2.1, 3, unit="epoch")), {}, 0, "at epoch 2.1"),
+        # then the names, where the log shows nothing or too little
+        (MUTE, evidence(new_step=50, restored_step=40), {}, 0, "first new checkpoint was of step 50, after step 40"),
+        (MUTE, evidence(log(1, 1), log(1, 1), new_step=50, restored_step=40), {}, 0, "first new checkpoint"),
+        (MUTE, evidence(new_step=10, restored_step=40), {}, 100, "was of step 10 although step 40 had been restored"),
+        # then that it read what was restored
+        (MUTE, evidence(opened=READ), {}, 0, "it read 2 of the 3 files restored, step-40/w first"),
+        (MUTE, evidence(opened=READ, new_step=40, restored_step=40), {}, 0, "it read 2 of the 3"),
+        # and that it did not
+        (MUTE, evidence(opened=IGNORED), {}, 100, "it read none of the 3 files that had been restored"),
+        (MUTE, evidence(log(1, 43), log(41, 60), opened=IGNORED), {}, 100, "it read none of the 3 files"),
+        (report(), evidence(opened=IGNORED), {}, 100, "it read none of the 3 files"),
+        # nothing of all that
+        (MUTE, evidence(opened=UNKNOWN), {}, 101, "cannot be told (the file system does not report reads)"),
+        (MUTE, evidence(), {}, 101, "nothing shows whether it went on"),
+        # results that are right prove it; how it was seen is told all the same
+        (MUTE, evidence(opened=UNKNOWN), {"compared": ["w"]}, 0, "could not be seen, but its results are as they"),
+        (MUTE, evidence(log(1, 43), log(41, 60), opened=IGNORED), {"compared": ["w"]}, 0, "at step 41 by the log"),
+        (
+            MUTE, evidence(opened=UNKNOWN), {"compared": ["w"], "differences": [Difference("w", "differs")]},
+            100, "is not what the run without",
+        ),
+    ],
+)  # fmt: skip
+def test_evidence_is_weighed_in_order(
+    told: Report, seen: Evidence, more: dict[str, Any], code: int, words: str
+) -> None:
+    given = {"wanted": 1, "interval": 10, "evidence": seen, **more}
+    found = judge(replace(JOB), told, [take()], **given)
+    assert found.code == code, found
+    assert any(words in check.text for check in found.checks), [check.text for check in found.checks]
+
+
+def test_a_pattern_that_goes_back_is_named() -> None:
+    found = judge(JOB, MUTE, [take()], wanted=1, interval=10, evidence=Evidence({2: Seen(opened=UNKNOWN)}, falls=True))
+    assert "what rehearse.step finds in its log goes back" in found.why
+
+
+def test_the_first_new_checkpoints_step() -> None:
+    def saved(seq: int, **content: str) -> Manifest:
+        names = {name.replace("_", "-"): sha for name, sha in content.items()}
+        files = {f"{name}/w": File(sha, 1, 0o644) for name, sha in names.items()}
+        return Manifest(2, seq, 0.0, None, dict.fromkeys(names, "quiet"), files)
+
+    restored = saved(1, step_10="a", step_20="b")
+    assert new_step(restored, []) is None
+    assert new_step(restored, [saved(1, step_10="a", step_20="b", step_30="c")]) == 30
+    assert new_step(restored, [saved(1, step_20="b", step_5="x"), saved(2, step_30="y")]) == 5
+    assert new_step(restored, [saved(1, step_10="other", step_20="b")]) == 10
+    assert new_step(restored, [saved(1, last="x"), saved(2, last="x", step_30="y")]) == 30
+    assert new_step(None, [saved(1, step_30="y")]) is None
+
+
+@pytest.mark.parametrize(
+    ("notice", "seen", "words"),
+    [
+        ("aws", Seen(asked=True), "on SIGTERM it did not save, though aws gives 120 s"),
+        ("aws", Seen(asked=True, in_time=False), "did not save, nor end, though"),
+        ("aws", Seen(asked=True, saved=True), None),
+        ("vast", Seen(), None),
+        ("runpod", Seen(asked=True, save=9.0), "a save takes 9 s, and a notice like runpod's leaves 5 s"),
+        ("runpod", Seen(asked=True, in_time=False, cut={"a.pt": "is cut"}), "its save on SIGTERM was cut off"),
+        ("gcp", Seen(not_asked=True, save=40.0), "a save takes 40 s"),
+    ],
+)
+def test_what_to_change_for_a_notice(notice: str, seen: Seen, words: str | None) -> None:
+    taken = [replace(take(), notice=notice)]
+    found = list(advise(report(), taken, Evidence({1: seen})))
+    assert (words is None and not found) or (words and words in found[0]), found
+
+
+def test_what_to_change_for_checkpoints_elsewhere() -> None:
+    seen = Evidence({1: Seen(strays=("out/model.pt",))})
+    assert "outside checkpoint.path: out/model.pt" in next(advise(beat(restored=None), [], seen))
+    assert not list(advise(report(), [], seen)), "what was restored lies in the right place"
+
+
+def test_advice_tells_a_counter_from_a_program_that_loads_nothing() -> None:
+    def advice(opened: dict[str, Any]) -> str:
+        seen = evidence(log(1, 43), log(1, 60), opened=opened)
+        return judge(JOB, MUTE, [take()], wanted=1, interval=10, evidence=seen).advice[0]
+
+    assert advice(READ).startswith("it reads its checkpoint and counts from zero")
+    assert advice(IGNORED).startswith("load what was saved")
+
+
+def test_half_written_entries_are_named() -> None:
+    seen = Evidence({1: Seen(cut={"step-50": "step-50/w.pt is cut"}), 2: Seen()})
+    found = judge(JOB, report(), [take()], wanted=1, interval=10, evidence=seen)
+    assert found.code == 0
+    assert "machine 1: half-written, so passed over: step-50 (w.pt is cut)" in [check.text for check in found.checks]
 
 
 # When it is taken back
