@@ -15,6 +15,7 @@ from broker.home import Control, Home, JobKeys, Order
 from broker.offer import Market
 from broker.placement import freeze
 from broker.policy.choose import Decision, Memory, Wish, choose
+from broker.policy.cost import LOST, Prospect
 from broker.provider import Cause, Instance, LaunchRequest, State
 from broker.reaction import UNCONFIRMED_AFTER, settled
 from broker.state import Held, JobState, Outcome, Retiring
@@ -50,7 +51,18 @@ def wish_of(task: Task) -> Wish:
     """What the policy is asked for a task. Both markets are asked for, so that each can be compared to the other."""
     markets = (Market.SPOT, Market.ON_DEMAND)
     queries = tuple(resources.query(markets) for resources in task.resources)
-    return Wish(queries=queries, spot=task.spot, max_price=task.max_price, ordered=task.ordered)
+    return Wish(
+        queries=queries, spot=task.spot, max_price=task.max_price, ordered=task.ordered, prospect=prospect_of(task)
+    )
+
+
+def prospect_of(task: Task) -> Prospect:
+    """The whole work of a task; with a machine half of what lies between two saves is lost, without any save all."""
+    hours = task.work.hours if task.work is not None else None
+    saves = task.checkpoint
+    if saves is None:
+        return Prospect(hours, lost=hours / 2 if hours is not None else LOST)
+    return Prospect(hours, lost=saves.every / 2 / 3600 if saves.every is not None else LOST)
 
 
 def pick(state: JobState, world: World) -> JobState:

@@ -120,6 +120,7 @@ def plan_verb(
     infra: InfraOption = None,
     env: EnvOption = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show every offer, not the first few.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the parts of what finishing costs.")] = False,
 ) -> None:
     """Show what would be rented for a task, and why.
 
@@ -128,7 +129,7 @@ def plan_verb(
     from broker.config import load
 
     planned = make_plan(screen, task, load(), spot=spot, max_price=max_price, infra=infra, env=env)
-    show_plan(screen, planned, everything=everything)
+    show_plan(screen, planned, everything=everything, explain=explain)
     if planned.decision.offer is None:
         raise nothing(planned.task.queries, planned.failures, planned.decision.reasons)
 
@@ -157,8 +158,13 @@ def make_plan(
         return plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
 
 
-def show_plan(screen: Screen, plan: Plan, *, everything: bool = False, talk: bool = False) -> None:
-    """The plan: the table and the lines below it, on stdout; talk: on stderr, where it is not what was asked for."""
+def show_plan(
+    screen: Screen, plan: Plan, *, everything: bool = False, talk: bool = False, explain: bool = False
+) -> None:
+    """The plan: the table and the lines below it, on stdout; talk: on stderr, where it is not what was asked for.
+
+    explain: with the parts of what finishing costs.
+    """
     for where, problem in plan.failures.items():
         screen.warn(f"{where}: {problem}")
     if screen.json:
@@ -169,6 +175,12 @@ def show_plan(screen: Screen, plan: Plan, *, everything: bool = False, talk: boo
 
     put = screen.say if talk else screen.show
     put(plan_table(plan, everything=everything))
+    ranked = plan.decision.ranked
+    if explain and ranked and ranked[0].finish is not None:
+        from broker.cli.tables import RANKED, parts_table
+
+        put("")
+        put(parts_table(ranked if everything else ranked[:RANKED]))
     if any(report.how != "honoured" for report in plan.fields):
         from broker.cli.tables import fields_table
 
@@ -198,7 +210,9 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
     from broker.cli.tables import size
 
-    lines = [("home", f"{plan.home} keeps snapshots, logs and results")]
+    ranked = [reason.removeprefix("ranked ") for reason in plan.decision.reasons if reason.startswith("ranked ")]
+    lines = [("ranked", text) for text in ranked]
+    lines += [("home", f"{plan.home} keeps snapshots, logs and results")]
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
     if plan.mounts:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.offer import Market, Offer
+from broker.policy.decision import clock as moment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,18 +132,21 @@ def offers_table(offers: Sequence[Offer]) -> Table:
 
 
 def plan_table(plan: Plan, *, everything: bool = False) -> Table:
-    """The ranked offers with full prices, then what was passed over and why."""
+    """The ranked offers with full prices and what finishing costs where that is known, then what was passed over."""
     decision = plan.decision
+    known = bool(decision.ranked and decision.ranked[0].finish)
     made = table(
-        "#", "WHERE", "TYPE", "MARKET", "MACHINE", "DISK", "USD/h", "WHY",
-        right=("#", "MACHINE", "DISK", "USD/h"), fold=("WHERE", "WHY"),
+        "#", "WHERE", "TYPE", "MARKET", "MACHINE", "DISK", "USD/h", *(["TO FINISH"] if known else []), "WHY",
+        right=("#", "MACHINE", "DISK", "USD/h", "TO FINISH"), fold=("WHERE", "WHY"),
     )  # fmt: skip
     ranked = decision.ranked if everything else decision.ranked[:RANKED]
     for rank, candidate in enumerate(ranked, 1):
         offer = candidate.offer
         made.add_row(
             str(rank), place(offer), offer.instance_type, market(offer.market), price(offer.price),
-            price(offer.disk_price), price(candidate.cost), why(candidate, decision.ranked[0], rank),
+            price(offer.disk_price), price(candidate.cost),
+            *([money(candidate.finish.total) if candidate.finish else ""] if known else []),
+            why(candidate, decision.ranked[0], rank),
             style="bold green" if rank == 1 else None,
         )  # fmt: skip
     if len(ranked) < len(decision.ranked):
@@ -152,10 +156,30 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
         offer = entry.offer
         made.add_row(
             "–", place(offer), offer.instance_type, market(offer.market), price(offer.price),
-            price(offer.disk_price), price(entry.cost), entry.reason, style="dim",
+            price(offer.disk_price), price(entry.cost), *([""] if known else []), entry.reason, style="dim",
         )  # fmt: skip
     if not everything and len(rejected) > REJECTED:
         made.add_row("", f"… {len(rejected) - REJECTED} more passed over", style="dim")
+    return made
+
+
+def parts_table(ranked: Sequence[Candidate]) -> Table:
+    """What finishing is expected to cost, one line per candidate and one column per part; USD, and hours."""
+    costs = [candidate.finish for candidate in ranked if candidate.finish is not None]
+    names = [name for name in costs[0]._fields[:9] if any(name in cost.parts for cost in costs)]
+    heads = [name.upper() for name in names]
+    made = table(
+        "#", "WHERE", "MARKET", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h",
+        right=("#", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h"), fold=("WHERE",),
+    )  # fmt: skip
+    for rank, candidate in enumerate(ranked, 1):
+        cost, offer = candidate.finish, candidate.offer
+        if cost is not None:
+            made.add_row(
+                str(rank), place(offer), market(offer.market), *(money(getattr(cost, name)) for name in names),
+                money(cost.total), price(cost.per_hour_of_progress), f"{cost.hours:.2f}", f"{cost.moves:.2f}",
+                f"{100 * cost.hazard:.2g}%",
+            )  # fmt: skip
     return made
 
 
@@ -173,12 +197,20 @@ def fields_table(reports: Sequence[FieldReport]) -> Table:
 
 def why(candidate: Candidate, best: Candidate, rank: int) -> str:
     """The line's reason, beside the numbers that the table shows already."""
-    more = 100 * (candidate.cost / best.cost - 1) if best.cost else 0.0
+    mine, least = candidate.cost, best.cost
+    if candidate.finish is not None and best.finish is not None:
+        mine, least = candidate.finish.total, best.finish.total
+    more = 100 * (mine / least - 1) if least else 0.0
     parts = ["cheapest" if rank == 1 else f"+{more:.0f}%" if more >= 0.5 else "as cheap"]
+    if candidate.finish is None and best.finish is not None:
+        parts = []  # only the first thousand carry it
     if candidate.on_demand and candidate.offer.market is Market.SPOT:
         parts.append(f"saves {100 * (1 - candidate.cost / candidate.on_demand):.0f}%")
     if candidate.taken:
         parts.append(f"is {candidate.taken}")
+    ends = candidate.offer.ends_at
+    if candidate.finish is not None and candidate.finish.ends and ends is not None:
+        parts.append(f"ends {moment(ends)}, migration planned")
     if candidate.insisted:
         parts.append(candidate.insisted)
     return ", ".join(parts)

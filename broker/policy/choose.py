@@ -1,7 +1,8 @@
 """The decision: which of the offers a job takes now, with its reasons and what it passed over.
 
-Ranked by full cost, USD per hour of machine and disk together; on a tie on-demand goes first, since it costs the same
-and is not taken back. Pure: the same arguments give the same decision.
+Ranked by the expected cost of finishing where the work is known, else by full cost, USD per hour of machine and disk
+together. On a tie on-demand goes first, since it costs the same and is not taken back. Pure: the same arguments give
+the same decision.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from broker import gpus
 from broker.offer import Market, Offer
 from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
 from broker.policy.explain import chosen, nothing_fits
+from broker.policy.hazard import Experience
 from broker.policy.infra import matcher, within
 from broker.policy.memory import UNKNOWN_LIMIT, Cooldown, Memory
+from broker.policy.reckon import Reckoning, reckoning
 from broker.policy.shape import misfit
 
 __all__ = ["Candidate", "Decision", "Kind", "Memory", "Rejected", "Wish", "choose"]
@@ -31,11 +34,13 @@ def choose(
     now: float,
     moves_left: int | None = None,
     failures: Mapping[str, str] | None = None,
+    experience: Experience | None = None,
 ) -> Decision:
     """Rank the offers, take the first, say why.
 
     now: seconds since the epoch. moves_left: placements still allowed; at 0 nothing is chosen; None means no limit.
     failures: what the market could not ask, by provider or region; only named in the reasons when nothing fits.
+    experience: what was seen of machines taken back; without any the priors stand.
     """
     if moves_left is not None and moves_left <= 0:
         return Decision(None, reasons=("moved as often as max_moves allows; raise max_moves to go on",))
@@ -50,14 +55,27 @@ def choose(
         fitting = [candidate for candidate, cooldown in cooling if cooldown.again <= now]
         cooling = [(candidate, cooldown) for candidate, cooldown in cooling if cooldown.again > now]
     rejected = [*sieve.rejected, *(_cooled(candidate) for candidate, _ in cooling)]
-    ranked = tuple(sorted(fitting, key=_rank(wish, memory)))
+    ranked, ending = _ranked(fitting, wish, memory, reckoning(wish, experience, now))
+    rejected += ending
     if ranked:
         return Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked, wish))
     next_try = min((cooldown.again for _, cooldown in cooling), default=None)
     return Decision(None, (), tuple(rejected), nothing_fits(rejected, wish, next_try, failures or {}), next_try)
 
 
-def _rank(wish: Wish, memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
+def _ranked(
+    fitting: list[Candidate], wish: Wish, memory: Memory, reckoned: Reckoning | None
+) -> tuple[tuple[Candidate, ...], list[Rejected]]:
+    """The candidates, best first, and those whose hosts end too early."""
+    if reckoned is None:
+        return tuple(sorted(fitting, key=_rank(wish, memory, None))), []
+    fitting, ending = reckoned.sift(fitting)
+    return reckoned.shown(sorted(fitting, key=_rank(wish, memory, reckoned))), ending
+
+
+def _rank(
+    wish: Wish, memory: Memory, reckoned: Reckoning | None
+) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
     """The task's order where it has one; cheaper, then on-demand, what did not fail last.
 
     Then what is taken back less often, then by name.
@@ -68,7 +86,7 @@ def _rank(wish: Wish, memory: Memory) -> Callable[[Candidate], tuple[float | boo
         offer = candidate.offer
         return (
             candidate.alternative if wish.ordered else 0,
-            _cents(candidate.cost),
+            _cents(reckoned.cost(candidate).total if reckoned else candidate.cost),
             offer.market is Market.SPOT,
             failed is not None and offer.key == failed,
             offer.interruption or 0.0,

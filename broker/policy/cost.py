@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, expm1
 from typing import Any, NamedTuple
 
@@ -82,6 +83,7 @@ class _Course(NamedTuple):
         return self.work + self.lost + self.starting
 
 
+@lru_cache(maxsize=4096)
 def _course(work: float, hazard: float, lost: float, restart: float, start: float) -> _Course:
     if hazard < _SMALL or work <= 0:
         return _Course(work, 0.0, start, 0.0, start)

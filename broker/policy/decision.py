@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from broker.offer import Market, Offer, OfferQuery
+from broker.policy.cost import Cost, Prospect
 
 
 class Kind(StrEnum):
@@ -30,12 +31,14 @@ class Wish:
 
     spot: "auto" (whichever is cheaper), "only" or "never". max_price: USD per hour of the whole machine, disk included.
     ordered: an offer for an earlier query goes before every offer for a later one, whatever the prices.
+    prospect: the work ahead; where it knows the hours, offers are ranked by what finishing costs.
     """
 
     queries: tuple[OfferQuery, ...]
     spot: str = "auto"
     max_price: float | None = None
     ordered: bool = False
+    prospect: Prospect | None = None
 
     def __post_init__(self) -> None:
         if self.spot not in ("auto", "only", "never"):
@@ -50,6 +53,7 @@ class Candidate:
 
     on_demand: what the same machine costs on demand, where that is known. insisted: cools down, but nothing else fits.
     taken: the card, where the task left open which form of it or which card with its memory.
+    finish: what finishing costs with it, where the work is known; the first thousand of a decision carry it.
     """
 
     offer: Offer
@@ -58,6 +62,7 @@ class Candidate:
     on_demand: float | None = None
     insisted: str = ""
     taken: str = ""
+    finish: Cost | None = None
 
     @property
     def why(self) -> str:
@@ -71,6 +76,8 @@ class Candidate:
             saves = 100 * (1 - self.cost / self.on_demand)
             text += f"; on-demand would be {self.on_demand:.4f}" + (f", saves {saves:.0f}%" if saves >= 0 else "")
             text += " (saves nothing)" if saves < 0 else ""
+        if self.finish is not None and self.finish.ends and offer.ends_at is not None:
+            text += f"; ends {clock(offer.ends_at)}, migration planned"
         if self.insisted:
             text += f"; {self.insisted}, tried again since nothing else fits"
         return text
@@ -112,7 +119,15 @@ class Decision:
             "alternative": self.alternative,
             "reasons": list(self.reasons),
             "next_try": self.next_try,
-            "ranked": [{"key": c.offer.key, "cost": c.cost, "why": c.why} for c in self.ranked[:limit]],
+            "ranked": [
+                {
+                    "key": c.offer.key,
+                    "cost": c.cost,
+                    "why": c.why,
+                    **({"finish": c.finish.to_json()} if c.finish else {}),
+                }
+                for c in self.ranked[:limit]
+            ],
             "ranked_count": len(self.ranked),
             "rejected": [{"key": r.offer.key, "reason": r.reason} for r in self.rejected[:limit]],
             "rejected_count": len(self.rejected),

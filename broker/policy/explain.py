@@ -5,22 +5,42 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from broker.offer import Market, OfferQuery
+from broker.policy.cost import Cost, Prospect
 from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock, money
 
 
 def chosen(ranked: Sequence[Candidate], wish: Wish) -> tuple[str, ...]:
+    """Why the first was taken, beside which second, and in which order they stand."""
     best = ranked[0]
+    lines = [best.why, "the only offer that fits"]
+    if len(ranked) > 1:
+        second = ranked[1]
+        market = "spot" if second.offer.market is Market.SPOT else "on-demand"
+        lines[1] = f"next best of {len(ranked)}: {market} in {second.offer.where} at {second.cost:.4f}"
+        if second.finish is not None:
+            lines[1] += f", {money(second.finish.total)} to finish"
+    if wish.prospect is not None:
+        lines.append(finishing(best.finish, wish.prospect) if best.finish is not None else UNKNOWN_WORK)
     if wish.ordered and len(wish.queries) > 1:
         order = f"number {best.alternative + 1} of {len(wish.queries)} in the task's order, which goes before the price"
-        return (*chosen(ranked, replace(wish, ordered=False)), order)
-    if len(ranked) == 1:
-        return (best.why, "the only offer that fits")
-    second = ranked[1]
-    market = "spot" if second.offer.market is Market.SPOT else "on-demand"
-    return (best.why, f"next best of {len(ranked)}: {market} in {second.offer.where} at {second.cost:.4f}")
+        lines.append(order)
+    return tuple(lines)
+
+
+UNKNOWN_WORK = "ranked by price per hour: the task does not say how much work there is (work: {hours: 6})"
+LABELS = {"machine": "machine", "rework": "work done again", "restarts": "starting", "later": "after its host's end"}
+
+
+def finishing(cost: Cost, prospect: Prospect) -> str:
+    """The expected cost of finishing with its parts, in one line."""
+    parts = " + ".join(f"{LABELS.get(name, name)} {money(usd)}" for name, usd in cost.parts.items())
+    risk = f", {100 * cost.hazard:.2g} % an hour to be taken back" if cost.hazard else ""
+    return (
+        f"ranked by the cost of finishing {prospect.hours:g} h of work, {money(cost.total)} expected here ({parts}): "
+        f"{money(cost.per_hour_of_progress)} per hour of progress{risk}"
+    )
 
 
 def nothing_fits(

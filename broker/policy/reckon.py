@@ -1,0 +1,64 @@
+"""Candidates by what finishing costs with them: the hazards, hosts that end too early, and the figures to show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.policy.cost import Cost, Prospect
+from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock
+from broker.policy.hazard import Experience, Hazards
+
+SHORT_LIFE = 24 * 3600.0
+"""Seconds below which a host that ends inside the work is passed over while others fit, whatever its price: a day's
+saving is not worth the move, of which no price tells whether the next machine is to be had then."""
+SHOWN = 1000
+"""How many of the first candidates carry their figures. The others were reckoned too, but 100,000 at once take a
+second to keep and nobody looks at them."""
+
+
+class Reckoning:
+    """What finishing costs with each offer, for one decision at `now`, seconds since the epoch.
+
+    after: USD per hour of work that a job is thought to pay once its host has ended, the best of those that last.
+    """
+
+    def __init__(self, prospect: Prospect, experience: Experience, now: float) -> None:
+        self.prospect, self.now = prospect, now
+        self.after: float | None = None
+        self._hazards = Hazards(experience, now, prospect.hours or 0.0)
+
+    def cost(self, candidate: Candidate) -> Cost:
+        offer = candidate.offer
+        return self.prospect.cost(offer, self._hazards.of(offer), self.now, self.after)
+
+    def sift(self, fitting: list[Candidate]) -> tuple[list[Candidate], list[Rejected]]:
+        """Without the hosts that end too early for the work, where others last."""
+        ending = {id(c) for c in fitting if c.offer.ends_at is not None and self.cost(c).ends}
+        if not ending or len(ending) == len(fitting):
+            return fitting, []
+        self.after = min(self.cost(c).per_hour_of_progress for c in fitting if id(c) not in ending)
+        kept: list[Candidate] = []
+        rejected: list[Rejected] = []
+        for candidate in fitting:
+            ends = candidate.offer.ends_at
+            if id(candidate) in ending and ends is not None and ends < self.now + SHORT_LIFE:
+                reason = f"its host ends at {clock(ends)}, before the work is done"
+                rejected.append(Rejected(candidate.offer, reason, Kind.ENDING, candidate.cost))
+            else:
+                kept.append(candidate)
+        return kept, rejected
+
+    def shown(self, ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """With their figures."""
+        return (*(self._with(candidate) for candidate in ranked[:SHOWN]), *ranked[SHOWN:])
+
+    def _with(self, candidate: Candidate) -> Candidate:
+        c = candidate
+        return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c))
+
+
+def reckoning(wish: Wish, experience: Experience | None, now: float) -> Reckoning | None:
+    """None where the work is not known."""
+    if wish.prospect is None or wish.prospect.hours is None:
+        return None
+    return Reckoning(wish.prospect, experience or Experience(), now)
