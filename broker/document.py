@@ -79,6 +79,18 @@ class Value:
                 break
         return at
 
+    def at(self, path: Sequence[str | int]) -> Value | None:
+        """The value at `path`, None where there is none."""
+        here: Value | None = self
+        for step in path:
+            if here is not None and isinstance(here.data, dict) and isinstance(step, str):
+                here = here.data.get(step)
+            elif here is not None and isinstance(here.data, list) and isinstance(step, int) and step < len(here.data):
+                here = here.data[step]
+            else:
+                return None
+        return here
+
     @property
     def kind(self) -> str:
         """What it is, for people."""
@@ -108,6 +120,7 @@ def read(text: str, file: str) -> tuple[Value, list[Problem]]:
             file=file,
             line=mark.line + 1 if mark else None,
             column=mark.column + 1 if mark else None,
+            fix="indent with spaces: YAML takes no tabs" if "\t" in _indent(text, mark.line if mark else 0) else "",
         ) from None
     except YAMLError as error:
         position = getattr(error, "position", None)
@@ -127,6 +140,13 @@ def read(text: str, file: str) -> tuple[Value, list[Problem]]:
             f"a task must be a map of fields, not {value.kind}", file=file, line=value.line, column=value.column
         )
     return value, builder.problems
+
+
+def _indent(text: str, line: int) -> str:
+    """The white space before the first word of a line, counted from 0."""
+    lines = text.split("\n")
+    here = lines[line] if line < len(lines) else ""
+    return here[: len(here) - len(here.lstrip())]
 
 
 class _Builder:

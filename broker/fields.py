@@ -23,6 +23,8 @@ _ELSEWHERE = {
     "resources.spot": "write `spot` at the top level",
     "resources.gpu": "write `accelerators`",
     "env": "write `envs`",
+    **dict.fromkeys(("command", "cmd", "script", "entrypoint"), "did you mean run?"),
+    **dict.fromkeys(("gpu", "gpus", "accelerators"), "write `resources: {accelerators: A100:1}`"),
     "managed_secrets": "write `secrets: [NAME]`, whose values are taken from the environment",
 }
 # What only a cloud's virtual machine can boot: it would not be the task's container.
@@ -261,12 +263,13 @@ class TaskFields(Fields):
     name: Text | None = _field("The job's name. The file's, or its folder's, by default.")
     workdir: Annotated[WorkdirFields, _as("path", WorkdirFields)] | None = _field(
         "The folder whose copy `setup` and `run` start in, relative to the task file; or `{url, ref}` of a "
-        "git repository."
+        "git repository. None by default: no file of yours goes along."
     )
     setup: Text | None = _field("A shell script that prepares the machine. It runs on every machine anew.")
     run: Text | None = _field("The shell script that is the work. The only field that a task must have.")
     envs: Values | None = _field(
-        "Environment variables. Values stay the text that was typed. An empty one must be given by `--env`."
+        "Environment variables, a map or a list of NAME=VALUE. Values stay the text that was typed. An empty one must "
+        "be given by `--env`."
     )
     secrets: Values | None = _field(
         "As `envs`, but never shown and never stored in plain. One without a value is taken from the environment."

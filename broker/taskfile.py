@@ -10,8 +10,9 @@ reported together with what was wrong in an earlier one: a wrong value is set as
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from broker.resources import Resources
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
+PLAIN = re.compile(r"[\w./~-]+")  # text that YAML needs no quotes for
+NAMES_FILE = re.compile(r"(?<![\w./~$-])(?:\./)?[\w-][\w./-]*\.\w+")  # relative, with a suffix
+PROGRAMS = {".py": "python ", ".sh": "bash ", ".bash": "bash ", ".R": "Rscript ", ".jl": "julia ", ".ipynb": "jupyter "}
 
 
 def read(
@@ -44,6 +48,12 @@ def read(
     environment by default. Raises TaskError: the first thing wrong is the error, with file, line, column and field, and
     everything else that is wrong is listed below it.
     """
+    if (program := PROGRAMS.get(path.suffix)) is not None:
+        raise TaskError(
+            "that is a program, not a task file",
+            file=str(path),
+            fix=f"broker run -- {program}{path}, or name it in the `run` of a task file",
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(LIMIT + 1)
@@ -180,7 +190,7 @@ class _Reader:
         except InvalidTaskError as error:
             said = {problem.field for problem in self.problems}
             for problem in error.problems:
-                if not any(problem.field == field or field.startswith(f"{problem.field}.") for field in said):
+                if not any(_overlap(problem.field, field) for field in said):
                     line, column = self.document.place(_steps(problem.field))
                     self.problems.append(problem._replace(line=line, column=column))
         self._check_workdir(model)
@@ -198,8 +208,19 @@ class _Reader:
                 for detail in error.errors(include_url=False, include_input=False):
                     unknown = detail["type"] == "extra_forbidden"
                     line, column = self.document.place(detail["loc"], key=unknown)
-                    self.problems.append(Problem(*explained(detail), line, column))
+                    self.problems.append(Problem(*self._said(detail), line, column))
                     self._leave_out(detail["loc"])
+
+    def _said(self, detail: Any) -> tuple[str, str, str]:
+        """What is wrong, with what was written where that helps and can be no secret."""
+        field, message, fix = explained(detail)
+        value = self.document.at(detail["loc"])
+        written = value.data if value is not None and isinstance(value.data, str) else None
+        if written is not None and detail["type"] == "literal_error":
+            message = f"{message}, not {written!r}"
+        elif written is not None and field == "checkpoint":
+            message = f"write `checkpoint: {{path: {written if PLAIN.fullmatch(written) else 'FOLDER'}}}`"
+        return field, message, fix
 
     def _leave_out(self, path: tuple[str | int, ...]) -> None:
         holder = self.plain
@@ -273,13 +294,27 @@ class _Reader:
             message = f"is {model.spot}, but use_spot in resources says otherwise"
             self._at(("spot",), "spot", message, "keep `spot` only")
             given["spot"] = model.spot
-        warnings = [*found.warnings, *warnings_of(self.document.plain())]
+        warnings = [*found.warnings, *warnings_of(self.document.plain()), *self._left_behind(model)]
         return Task(
             run=model.run or "",
             source=self.path,
             warnings=tuple(warnings),
             **{name: value for name, value in given.items() if value is not None},
         )
+
+    def _left_behind(self, model: TaskFields) -> Iterator[str]:
+        """A file beside the task that its scripts name although no workdir brings it along."""
+        if model.workdir is not None:
+            return
+        folder = self.path.absolute().parent
+        for field, script in (("setup", model.setup or ""), ("run", model.run or "")):
+            for word in dict.fromkeys(NAMES_FILE.findall(script)):
+                if (folder / word).is_file():
+                    yield (
+                        f"{field} names {word}, which lies beside the task file, but without a workdir no file of "
+                        "yours goes along: add `workdir: .`"
+                    )
+                    break
 
     def _once(self, ours: Any, theirs: Any, name: str, word: str) -> Any:
         """A value that two fields may give, if they agree."""
@@ -315,6 +350,11 @@ class _Reader:
             plain = target if len(target) < 2 else target.rstrip("/")
             mounts.append(Mount(plain, source, fields.mode or "COPY"))
         return tuple(mounts)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Is one of two fields the other, or a part of it? What is said about either then needs no second word."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 def _checkpoint(model: CheckpointFields | None) -> Checkpoint | None:

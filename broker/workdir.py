@@ -32,6 +32,7 @@ LARGE = 500 * 1000 * 1000  # bytes above which a person is asked before a workdi
 # What every packed file's time is set to. Not zero: zip files, and so Python wheels, cannot hold a time before 1980.
 MTIME = 946_684_800  # 2000-01-01 UTC
 IGNORE_FILES = (".brokerignore", ".gitignore")  # in the order in which they are asked
+OUTPUTS = ".spotbroker-outputs"  # marks a folder of results: what was pulled does not travel with the next job
 _NEVER = {".git", ".spotbroker", ".env"}
 _CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".DS_Store"}
 _BIGGEST = 5
@@ -114,6 +115,11 @@ def _pack(entries: Sequence[_Entry], to: Path | None) -> Packed:
         raise
     sizes = _size(entries)
     return Packed(Path(name), hashing.sha256.hexdigest(), hashing.size, sizes.files, sizes.biggest)
+
+
+def mark_outputs(folder: Path) -> None:
+    """Have `pack` leave out a folder of results that lies in a workdir."""
+    (folder / OUTPUTS).write_text("What a job has made: it stays behind when this folder's parent is a workdir.\n")
 
 
 def unpack(archive: Path, to: Path) -> None:
@@ -216,6 +222,8 @@ def _walk(folder: Path, leave_out: Iterable[str | Path], *, everything: bool = F
                 _refuse_outside(path, root, "folder" if everything else "workdir")
             elif not (is_folder or stat.S_ISREG(found.st_mode)):
                 continue  # sockets, pipes and devices mean nothing elsewhere
+            if is_folder and not everything and (path / OUTPUTS).is_file():
+                continue
             yield _Entry(path.relative_to(root).as_posix(), path, found)
             if is_folder:
                 folders.append(path)
