@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -177,14 +177,26 @@ class Engine:
     def drive(self, job: str) -> None:
         """Take a job that nobody drives and start it here."""
         if self.world.store.claim(job, self.executor_id):
-            self._begin(job)
+            self._begin(job, self._runs(job))
 
-    def _begin(self, job: str, state: JobState | None = None, run: int = 1) -> None:
-        """Start a job's workflow; the id is the job's, so that it starts once however many brokers try."""
+    def _runs(self, job: str) -> list[Any]:
+        """The workflows that the job has had, oldest first."""
+        from dbos import DBOS
+
+        found = DBOS.list_workflows(workflow_id_prefix=job, load_input=False, load_output=False)
+        return [status for status in found if status.workflow_id.partition(RUN)[0] == job]
+
+    def _begin(self, job: str, runs: Sequence[Any]) -> None:
+        """Start a job's next workflow, from where its state was last shown.
+
+        The id is the job's and the number of the run, so that it starts once however many brokers try.
+        """
         from dbos import DBOS, SetWorkflowID
 
-        with SetWorkflowID(job if run == 1 else f"{job}{RUN}{run}"):
-            DBOS.start_workflow(_workflow(), (state or JobState(job)).to_json())
+        shown = self.world.store.job(job).state
+        state = dict(shown) if shown else JobState(job).to_json()
+        with SetWorkflowID(f"{job}{RUN}{len(runs) + 1}" if runs else job):
+            DBOS.start_workflow(_workflow(), state)
 
     def _keep_up(self) -> None:
         due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0, "tidy": time.monotonic() + TIDY_EVERY}
@@ -230,28 +242,21 @@ class Engine:
         A broker that died between claiming a job and starting it leaves a claim without a workflow; a workflow that has
         ended before its job, by whatever fault, is followed by another from the state that was last shown.
         """
-        from dbos import DBOS
-
         restarted: list[str] = []
         for row in self.world.store.jobs(active=True):
             holder = row.claimed_by
             if not holder:
                 continue
-            runs = [
-                status
-                for status in DBOS.list_workflows(workflow_id_prefix=row.id, load_input=False, load_output=False)
-                if status.workflow_id.partition(RUN)[0] == row.id
-            ]
+            runs = self._runs(row.id)
             if any(status.status in GOING for status in runs):
                 continue
-            if runs:
-                state = JobState.from_json(row.state) if row.state else None
-                self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
-                self._begin(row.id, state, run=len(runs) + 1)
-            elif holder == self.executor_id or not lock_of(self.config, holder).free():
+            # A holder that lives may be about to start it, unless the workflow that it did start has ended.
+            fresh = not runs or row.state is None or row.state["phase"] == "pick"
+            if fresh and (holder == self.executor_id or not lock_of(self.config, holder).free()):
                 continue
-            else:
-                self._begin(row.id)
+            if runs:
+                self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
+            self._begin(row.id, runs)
             restarted.append(row.id)
         return restarted
 
@@ -374,7 +379,8 @@ def _show(before: JobState, after: JobState, world: World) -> None:
     try:
         lifecycle.narrate(before, after, world)
         row = world.store.job(after.job)
-        if row.status not in ENDED:
+        # `account` has shown the end itself, and the job may have been taken up again since.
+        if row.status not in ENDED and after.phase != "done":
             runs = after.live is not None and any(
                 p.program_at is not None
                 for p in world.store.placements(after.job)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from broker.home import Home
     from broker.mounts import Measured
     from broker.policy.choose import Decision
+    from broker.snapshot import File
     from broker.store import Event, JobRow, PlacementRow, Store
 
 OnEvent = Callable[["Event"], None]
@@ -184,22 +185,106 @@ class Job:
         """
         self.store.ask(self.id, "stop-now" if now else "stop")
 
-    def pull(self, to: Path) -> list[Path]:
-        """Download the job's outputs into a folder. Raises JobUnfinished while there are none yet."""
+    def resume(self, secrets: Mapping[str, str] | None = None) -> Job:
+        """Take an ended job up again, from its newest snapshot, with the task and workdir that it was submitted with.
+
+        Some broker has to drive it then, as after `submit`. secrets: values of the task's secrets, which were forgotten
+        at the job's end; those not given are looked for in the environment and in the task's file. Raises ConfigError
+        for one that is nowhere, and for a job that runs or has succeeded.
+        """
+        from broker.state import JobState
+        from broker.vault import seal
+
+        row = self.refresh().row
+        state = JobState.from_json(row.state) if row.state else JobState(self.id)
+        found = self._secrets(secrets or {})
+        if not self.store.revive(self.id, state.again().to_json(), seal(self.config.state, found)):
+            word = "has succeeded" if self.status == "succeeded" else f"is {self.status}"
+            raise errors.ConfigError(f"{self.id} {word}: there is nothing to take up again")
+        word = "from its newest snapshot" if state.parents else "from the beginning: no machine of it ever started"
+        self.store.event(self.id, "submitted", f"taken up again, {word}", generation=state.generation)
+        return self.refresh()
+
+    def _secrets(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The values of the task's secrets, from the caller, the environment or the task's file."""
+        import os
+
+        names = self.task.secrets.keys()
+        found = {name: os.environ[name] for name in names if name in os.environ} | dict(given)
+        source = self.task.source
+        if names - found.keys() and source is not None and source.is_file():
+            written = load_task(source, secrets=found).with_hidden_sealed().secrets
+            found = {name: written[name] for name in names if name in written} | found
+        if absent := sorted(names - found.keys()):
+            raise errors.ConfigError(
+                f"the secrets of {self.id} were forgotten when it ended; {', '.join(absent)} is nowhere to be found",
+                fix=f"set {absent[0]} in the environment and try again",
+            )
+        return {name: found[name] for name in names}
+
+    def pull(self, to: Path, *, checkpoint: bool = False) -> list[Path]:
+        """Download the job's outputs into a folder, or with `checkpoint` its newest snapshot.
+
+        Raises JobUnfinished while there is nothing yet, SnapshotCorrupt for what does not verify.
+        """
+        if checkpoint:
+            return self._pull_snapshot(to)
+        from broker.home import JobKeys
+        from broker.snapshot import download
+
+        if files := self.outputs():
+            download(self.home, JobKeys(self.id), files, to)
+            return [to / path for path in files]
+        raise self._without_outputs()
+
+    def outputs(self) -> dict[str, File]:
+        """The output files of the newest machine that has left some, by path; empty while there are none."""
         import json
 
         from broker.home import JobKeys
-        from broker.snapshot import File, download
+        from broker.snapshot import File
 
         keys, home = JobKeys(self.id), self.home
         for row in reversed(self.placements()):
             raw = home.find(keys.result(row.generation))
-            outputs = json.loads(raw).get("outputs") if raw else None
-            if outputs:
-                files = {path: File(**fields) for path, fields in outputs.items()}
-                download(home, keys, files, to)
-                return [to / path for path in files]
-        raise errors.JobUnfinished(f"{self.id} has no outputs yet", job=self.id, fix=f"broker wait {self.id}")
+            if raw and (outputs := json.loads(raw).get("outputs")):
+                return {path: File(**fields) for path, fields in outputs.items()}
+        return {}
+
+    def _without_outputs(self) -> errors.JobUnfinished:
+        """Why there is nothing to pull, and whether waiting helps."""
+        wanted = self.task.outputs
+        if not wanted:
+            what, fix = f"nothing to pull: {self.id} names no `outputs`", "name them in the task file and run it again"
+        elif not self.done:
+            what, fix = f"{self.id} has no outputs yet: {self.status}", f"broker wait {self.id}"
+        elif self.status == "succeeded":
+            what = f"nothing to pull: its program made no file that `outputs` names ({', '.join(wanted)})"
+            fix = f"broker logs {self.id}"
+        else:
+            what = f"{self.id} has no outputs: it ended before they were written ({self.status})"
+            fix = f"broker logs {self.id}"
+        return errors.JobUnfinished(what, job=self.id, fix=fix)
+
+    def _pull_snapshot(self, to: Path) -> list[Path]:
+        from broker.home import JobKeys
+        from broker.restore import download, read_manifest, walk_lineage
+        from broker.state import JobState
+
+        keys, home = JobKeys(self.id), self.home
+        state = JobState.from_json(self.row.state) if self.row.state else JobState(self.id)
+        problems: list[str] = []
+        for generation, seq in walk_lineage(home, keys, state.parents, state.generation + 1):
+            try:
+                manifest = read_manifest(home, keys, generation, seq)
+                download(home, keys, manifest.files, to)
+            except errors.SnapshotCorrupt as error:
+                problems.append(f"snapshot {generation}/{seq}: {error}")
+                continue
+            return [to / path for path in manifest.files]
+        if problems:
+            raise errors.SnapshotCorrupt(f"no snapshot of {self.id} verifies: {'; '.join(problems)}")
+        raise errors.JobUnfinished(f"{self.id} has no snapshot", job=self.id, fix=f"broker show {self.id}")
 
 
 def _settled(task: Task, changes: Mapping[str, Any]) -> Task:
@@ -323,12 +408,20 @@ def run(
 
 
 def get(job: str, *, config: Config | None = None) -> Job:
-    """A job by id, or the newest of a name. Raises JobNotFound."""
+    """A job by id, or the newest of a name or of an id's stem. Raises JobNotFound."""
     from broker.store import open_store
 
     config = config or load_config()
     store = open_store(config.state, config.database)
-    return Job(store.find(job), config, store)
+    try:
+        row = store.find(job)
+    except errors.JobNotFound:
+        # An id is the name as clouds can hold it, and six more characters.
+        stems = (row for row in store.jobs() if row.id.rpartition("-")[0] == job)
+        if (found := next(stems, None)) is None:
+            raise
+        row = found
+    return Job(row, config, store)
 
 
 def jobs(*, active: bool = False, since: float | None = None, config: Config | None = None) -> list[Job]:

@@ -359,12 +359,17 @@ def _terminate(held: Held, state: JobState, world: World) -> bool:
 
 def account(state: JobState, world: World) -> JobState:
     """Everything has ended: write down how, forget the secrets, leave the snapshots and outputs in the home."""
+    shown = world.store.job(state.job).state
+    if shown is not None and shown.get("run", 1) != state.run:
+        # A broker died here after the end was written down, and the job has been taken up again since.
+        return state.to("done")
     outcome = state.outcome or Outcome("error", 1, "ended without an outcome")
     rows = world.store.placements(state.job)
     JobHome(world, state.job).tidy(state, [row.generation for row in rows])
     now = world.clock()
     spent = sum(row.cost(now) for row in rows)
-    world.store.event(state.job, "ended", f"{outcome.status}: {outcome.message}", once="", spent=spent)
+    text = f"{outcome.status}: {outcome.message}"
+    world.store.event(state.job, "ended", text, once=f"after {state.generation}", spent=spent)
     # The status comes last: whoever waits for it may end this process at once, and reads no event after it.
     world.store.update_job(
         state.job,

@@ -81,7 +81,7 @@ class JobState:
     phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
     present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. lost: the generation
-    whose offer the next pick should avoid, and why.
+    whose offer the next pick should avoid, and why. run: how often the job has been begun or taken up again.
     """
 
     job: str
@@ -104,11 +104,16 @@ class JobState:
     lost: tuple[int, str] | None = None
     errors: int = 0
     restarts: int = 0
+    run: int = 1
     outcome: Outcome | None = None
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
 
     def to(self, phase: str, **changes: Any) -> JobState:
         return replace(self, phase=phase, **changes)
+
+    def again(self) -> JobState:
+        """Where a job that has ended is taken up again: its lineage goes on, its counts begin anew."""
+        return JobState(self.job, generation=self.generation, parents=self.parents, run=self.run + 1)
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
