@@ -28,20 +28,20 @@ UP_HAZARD = (1.835, 1.379, 0.901, 0.581, 0.385, 0.216, 0.165, 0.11, 0.065)
 DOWN_HAZARD = (2.403, 1.481, 0.969, 0.812, 0.353, 0.277, 0.117, 0.103, 0.021)
 """Ends of gaps per hour of being down, by phase."""
 
-UP_SHARE = (0.048, 0.028, 0.040, 0.050, 0.057, 0.063, 0.061, 0.056, 0.118)
+UP_SHARE = (0.044, 0.030, 0.044, 0.060, 0.073, 0.086, 0.083, 0.058, 0.041)
 """Share of all time that a zone spends in each phase of being up; for the rest it is down."""
 
 PHASES = len(UP_HAZARD)
 NEVER = 1e9
 """The cost of what cannot meet the deadline."""
 
-_AGEING = (*(1.0 / (end - start) for start, end in zip((0.0, *EDGES[:-1]), EDGES, strict=True)), 0.0)
+AGEING = (*(1.0 / (end - start) for start, end in zip((0.0, *EDGES[:-1]), EDGES, strict=True)), 0.0)
 
 
 def _residual() -> tuple[float, ...]:
     lives, older = [0.0] * PHASES, 0.0
     for i in range(PHASES - 1, -1, -1):
-        lives[i] = older = (1 + _AGEING[i] * older) / (UP_HAZARD[i] + _AGEING[i])
+        lives[i] = older = (1 + AGEING[i] * older) / (UP_HAZARD[i] + AGEING[i])
     return tuple(lives)
 
 
@@ -56,19 +56,20 @@ Values = tuple[list[float], ...]  # by phase, then by point of the grid
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The cost of each choice on a grid of work and slack left (hours; slack runs fastest), by phase.
+    """Costs on a grid of work and slack left (hours; slack runs fastest), by phase.
 
-    The first word says what there is: `idle` nothing runs and all zones are down, `up` nothing runs and a zone is
-    up, `down_keep` and `up_keep` on-demand runs. Spot and waiting cost the same from either.
+    Nothing runs: `idle` all zones are down, `up` one is up; both with the best choice. `up_spot` starts there,
+    `idle_on_demand` and `up_on_demand` start on-demand. On-demand runs: `down_keep`, `up_keep` go on with it; spot and
+    waiting cost the same as when nothing runs.
     """
 
     work: tuple[float, ...]
     slack: tuple[float, ...]
-    idle_wait: Values
+    idle: Values
     idle_on_demand: Values
+    up: Values
     up_spot: Values
     up_on_demand: Values
-    up_wait: Values
     down_keep: Values
     up_keep: Values
 
@@ -130,7 +131,7 @@ def _between(low: list[float], high: list[float], y: float) -> list[float]:
 
 
 def _shrink(step: float, rate: Sequence[float]) -> list[float]:
-    return [1.0 / (1.0 + step * (leave + ageing)) for leave, ageing in zip(rate, _AGEING, strict=True)]
+    return [1.0 / (1.0 + step * (leave + ageing)) for leave, ageing in zip(rate, AGEING, strict=True)]
 
 
 def _go_on(
@@ -149,7 +150,7 @@ def _go_on(
     kept, best = [0.0] * PHASES, [0.0] * PHASES
     older = 0.0
     for i in range(PHASES - 1, -1, -1):
-        value = (before[i] + step * (flow + rate[i] * jump + _AGEING[i] * older)) * shrink[i]
+        value = (before[i] + step * (flow + rate[i] * jump + AGEING[i] * older)) * shrink[i]
         kept[i] = value
         older = best[i] = min(other[i], value)
     return kept, best
@@ -166,7 +167,7 @@ class _Sweep:
         self.back = [_locate(self.slack, s - delay) for s in self.slack]
         self.half = [_locate(self.slack, s - delay / 2) for s in self.slack]
         self.lost = [1 - math.exp(-rate * delay) for rate in UP_HAZARD]
-        self.older = [1 - math.exp(-rate * delay) for rate in _AGEING]
+        self.older = [1 - math.exp(-rate * delay) for rate in AGEING]
         # The best of the other zones, when the one in use is lost: the oldest that is up, or none.
         younger = [(1 - sum(UP_SHARE[i:])) ** others for i in range(PHASES)] + [1.0]
         self.none = younger[0]
@@ -189,7 +190,7 @@ class _Sweep:
         step, width = self.work[k] - self.work[k - 1], len(self.slack)
         self.step, self.spot_shrink, self.down_shrink = step, _shrink(step, UP_HAZARD), _shrink(step, DOWN_HAZARD)
         self.spot, self.down, self.up, self.loss = [], [], [], []
-        self.gap, self.wait = [NEVER] * PHASES, [NEVER] * PHASES  # with less slack: nothing runs; all down, or one up
+        self.gap = [NEVER] * PHASES  # with less slack: nothing runs and all zones are down
         for m, slack in enumerate(self.slack):
             if slack < self.delay * (1 - 1e-9):
                 costs = self._bound(self.work[k])
@@ -219,27 +220,25 @@ class _Sweep:
         j, y = self.back[m]
         down = [self.delay + cost for cost in _between(self.down[j], self.down[j + 1], y)]
         up = [self.delay + cost for cost in _between(self.up[j], self.up[j + 1], y)]
-        start, wait, gap, best = self._idle(m, down, up)
-        keep_up, keep_down = self._on_demand(m, [min(pair) for pair in zip(start, wait, strict=True)], gap)
+        start, gap, best_up, best_down = self._idle(m, down, up)
+        keep_up, keep_down = self._on_demand(m, start, gap)
         if last:
-            self.wait, self.gap = best[0], best[1]
-        return gap, down, start, up, wait, keep_down, keep_up
+            self.gap = best_down
+        return best_down, down, best_up, start, up, keep_down, keep_up
 
     def _idle(
         self, m: int, down: list[float], up: list[float]
-    ) -> tuple[list[float], list[float], list[float], tuple[list[float], list[float]]]:
+    ) -> tuple[list[float], list[float], list[float], list[float]]:
         """Spot runs, or nothing does. All hangs on one number, the cost after a loss, which is searched for."""
         step = self.slack[m] - self.slack[m - 1]
-        shrink_up, shrink_down = _shrink(step, UP_HAZARD), _shrink(step, DOWN_HAZARD)
+        shrink, nothing = _shrink(step, DOWN_HAZARD), [NEVER] * PHASES
         loss, guesses = self.loss[m], [self.loss[m]]
         for turn in range(_ROUNDS):
             self.loss[m] = loss
-            nothing = [NEVER] * PHASES
             self.spot[m] = _go_on(self.spot0[m], self.step, self.ratio, UP_HAZARD, loss, nothing, self.spot_shrink)[0]
             start = self._start(m)
-            instead = [min(b, a) for a, b in zip(start, up, strict=True)]
-            wait, best_up = _go_on(self.wait, step, 0.0, UP_HAZARD, loss, instead, shrink_up)
-            gap, best_down = _go_on(self.gap, step, 0.0, DOWN_HAZARD, best_up[0], down, shrink_down)
+            best_up = [min(b, a) for a, b in zip(start, up, strict=True)]
+            gap, best_down = _go_on(self.gap, step, 0.0, DOWN_HAZARD, best_up[0], down, shrink)
             found = self.none * best_down[0] + sum(a * b for a, b in zip(self.share, best_up, strict=True))
             if abs(found - loss) < 1e-5:
                 break
@@ -248,7 +247,7 @@ class _Sweep:
                 slope = min(0.98, max(0.0, (found - guesses[1]) / (guesses[1] - guesses[0])))
                 found = guesses[1] + (found - guesses[1]) / (1 - slope)
             loss = found
-        return start, wait, gap, (best_up, best_down)
+        return start, gap, best_up, best_down
 
     def _start(self, m: int) -> list[float]:
         """Start a spot machine: billed from its launch, and it can be lost before it has done anything."""

@@ -16,15 +16,15 @@ MEMORY = 24.0
 """Hours after which what a zone did counts 1/e. Fits of 6 to 168 h were best at 12 to 24 on traces left out."""
 
 FLIPS = 0.5
-"""Changes per hour of a zone that nothing is known of: 3,926 in 7,600 zone-hours of the tuning traces."""
+"""Changes per hour of a zone that nothing is known of: 4,039 in 7,573 zone-hours of the tuning traces."""
 
 UNKNOWN = 6.0
 """Hours that a spell is taken to have lasted when it was first seen: a spell met at random is likely a long one."""
 
 # A hazard's factor is exp(constant + age * log(age) + share * logit(share up) + flips * log(flips an hour)), fitted by
 # Poisson regression to the tuning traces: `benchmarks/policy.py hazards`. Traces left out confirm the fit.
-_UP_FACTOR = (0.257, 0.125, -0.252, 0.277)
-_DOWN_FACTOR = (0.183, 0.102, 0.199, 0.273)
+_UP_FACTOR = (0.261, 0.129, -0.256, 0.279)
+_DOWN_FACTOR = (0.181, 0.109, 0.203, 0.274)
 
 _LEVELS = (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.5, 4.0, 8.0)
 _PRIOR = 4.0  # losses that the assumption about other zones is worth
@@ -43,15 +43,18 @@ class Zone:
 
     def see(self, at: float, up: bool) -> None:
         if up != self.up:
-            fade = exp((self._at - at) / MEMORY)
+            fade = self._fade(at)
             self._share = self.up + (self._share - self.up) * fade
             self._flips = self._flips * fade + 1
             self.up, self.since, self._at = up, at, at
 
+    def _fade(self, at: float) -> float:
+        return exp(min(0.0, self._at - at) / MEMORY)  # a clock set back makes nothing younger than new
+
     def hazard(self, at: float) -> float:
         """How often a spell like this ends, per hour."""
         age = max(0.0, at - self.since)
-        fade = exp((self._at - at) / MEMORY)
+        fade = self._fade(at)
         share = self.up + (self._share - self.up) * fade
         c, by_age, by_share, by_flips = _UP_FACTOR if self.up else _DOWN_FACTOR
         factor = c + by_age * log(max(age, 0.1)) + by_share * log((share + 0.03) / (1.03 - share))

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, floor, inf, log
+from math import ceil, exp, floor, inf, log
 
-from broker.policy.renewal import DOWN_HAZARD, LIFE, UP_HAZARD, Point, Table, read, table
+from broker.policy.renewal import AGEING, DOWN_HAZARD, LIFE, PHASES, UP_HAZARD, Point, Table, read, table
 from broker.policy.spells import Sky
 
 _SMALL = 1e-9
@@ -132,8 +132,8 @@ def decide(now: Situation) -> Timing:
 
 _WHY = {
     (Choice.WAIT, Choice.SPOT): "spot is up",
-    (Choice.WAIT, Choice.ON_DEMAND): "waiting for spot, or for spot that lasts, would cost more than on-demand",
-    (Choice.WAIT, Choice.WAIT): "the slack allows to wait for spot that lasts",
+    (Choice.WAIT, Choice.ON_DEMAND): "waiting for spot, or starting it, would cost more than on-demand",
+    (Choice.WAIT, Choice.WAIT): "the slack allows to wait for spot",
     (Choice.ON_DEMAND, Choice.SPOT): "spot has been up long enough to be worth a start-up",
     (Choice.ON_DEMAND, Choice.ON_DEMAND): "on-demand runs; leaving it does not pay for a start-up",
     (Choice.ON_DEMAND, Choice.WAIT): "the slack allows to wait for spot instead of paying for on-demand",
@@ -148,11 +148,11 @@ def _costs(
     best = _best(up, costs_by, at, now.on_demand, now.work)
     if best is not None:
         phase = _phase(best.hazard, _UP_LOGS)
-        wait, launch, keep = costs_by.up_wait, costs_by.up_on_demand, costs_by.up_keep
+        launch, keep = costs_by.up_on_demand, costs_by.up_keep
     else:
         # The gap of all zones ends with the first of theirs.
         phase = _phase(sum(spot.hazard for spot in now.spots), _DOWN_LOGS)
-        wait, launch, keep = costs_by.idle_wait, costs_by.idle_on_demand, costs_by.down_keep
+        launch, keep = costs_by.idle_on_demand, costs_by.down_keep
     costs: dict[Choice, float] = {}
     if now.running is Choice.ON_DEMAND:
         # A start-up under way has yet to take its share of the slack.
@@ -160,11 +160,23 @@ def _costs(
         costs[Choice.ON_DEMAND] = read(keep, phase, rest) + now.starting
     if best is not None and can_spot:
         costs[Choice.SPOT] = read(costs_by.up_spot, phase, at)
-    if can_wait:
-        costs[Choice.WAIT] = read(wait, phase, at)
+    if can_wait and best is None:  # spot that is up is not waited past: it would pay too seldom
+        costs[Choice.WAIT] = _wait(now, costs_by, phase)
     if now.running is not Choice.ON_DEMAND:
         costs[Choice.ON_DEMAND] = read(launch, phase, at)
     return best, costs
+
+
+def _wait(now: Situation, costs_by: Table, phase: float) -> float:
+    """The cost of waiting in a gap until the next decision: it ends, or is so much older."""
+    then = costs_by.at(now.work, now.slack - now.tick)
+    n = int(phase)
+    rate = DOWN_HAZARD[n]
+    if phase > n:
+        rate += (phase - n) * (DOWN_HAZARD[n + 1] - rate)
+    ends = 1 - exp(-rate * now.tick)
+    older = min(PHASES - 1.0, phase + 1 - exp(-now.tick * AGEING[n]))
+    return ends * read(costs_by.up, 0, then) + (1 - ends) * read(costs_by.idle, older, then)
 
 
 def _best(up: list[Spot], costs_by: Table, at: Point, on_demand: float, work: float) -> Spot | None:

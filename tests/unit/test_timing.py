@@ -20,8 +20,8 @@ from broker.policy.timing import Choice, Refusals, Situation, Spot, decide, spot
 from broker.policy.yardstick import policy
 
 TRACES = int(os.environ.get("TIMING_TRACES", "300"))
-DELAYS = (0.0, 60.0, 180.0, 720.0, 1440.0)  # few, since each has tables of its own
-RATIOS = (0.318, 0.7)
+MARKETS = ((0.0, 0.318), (60.0, 0.318), (180.0, 0.7), (720.0, 0.318), (1440.0, 0.318))
+"""Start-up times (s) and price ratios: few, since each has tables of its own."""
 
 
 def run(
@@ -74,7 +74,7 @@ def test_no_deadline_is_missed_on_flickering_traces() -> None:
     for seed in range(TRACES):
         rng = random.Random(seed)
         tick = rng.choice((60.0, 192.0, 195.0, 600.0, 1800.0))
-        delay, ratio = rng.choice(DELAYS), rng.choice(RATIOS)
+        delay, ratio = rng.choice(MARKETS)
         work = rng.choice((0.5, 2.0, 6.0, 24.0)) * 3600
         deadline = work + delay * rng.choice((1.0, 1.5, 2.0, 2.1, 3.0)) + work * rng.choice((0.0, 0.04, 0.1, 0.5))
         looks = flicker(rng, rng.choice((1, 1, 2, 4)), min(400, int(deadline / tick) + 2))
@@ -89,16 +89,17 @@ def test_no_deadline_is_missed_on_flickering_traces() -> None:
     looks=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60),
     work=st.floats(600, 40_000),
     spare=st.floats(0, 30_000),
-    delay=st.sampled_from(DELAYS),
+    market=st.sampled_from(MARKETS),
     tick=st.floats(30, 4000),
 )
 def test_a_deadline_that_on_demand_can_meet_is_met(
-    looks: list[tuple[bool, bool]], work: float, spare: float, delay: float, tick: float
+    looks: list[tuple[bool, bool]], work: float, spare: float, market: tuple[float, float], tick: float
 ) -> None:
-    market = [{"a": one, "b": two} for one, two in looks]
-    done, paid = run(market, work, work + delay + spare, delay, tick, RATIOS[0])
+    delay, ratio = market
+    zones = [{"a": one, "b": two} for one, two in looks]
+    done, paid = run(zones, work, work + delay + spare, delay, tick, ratio)
     assert done <= work + delay + spare + 1e-3
-    assert paid >= work * RATIOS[0] - 1e-3
+    assert paid >= work * ratio - 1e-3
 
 
 SITUATION = Situation(
@@ -169,7 +170,7 @@ def test_a_late_job_gets_on_demand_at_once() -> None:
 @pytest.mark.parametrize("others", [0.0, 2.5])
 def test_tables_cost_no_less_with_less_slack_or_more_work(others: float) -> None:
     costs = table(0.1, 0.318, others, 48.0)
-    for values in (costs.idle_wait, costs.up_spot, costs.up_keep):
+    for values in (costs.idle, costs.up_spot, costs.up_keep):
         for phase in range(PHASES):
             by_slack = [read(values, phase, costs.at(24, slack)) for slack in (0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 40)]
             assert by_slack == sorted(by_slack, reverse=True)
@@ -188,6 +189,14 @@ def test_a_zone_is_judged_by_age_and_by_what_it_did_lately() -> None:
     steady, flaps, new = spots(sky, 23.5, {"steady": True, "flaps": True, "new": True}, dict.fromkeys(sky.zones, 1.0))
     assert steady.hazard < 0.1 < new.hazard < flaps.hazard
     assert sky.others > 0
+
+
+def test_a_clock_set_back_is_survived() -> None:
+    sky = Sky()
+    for at, up in ((0.0, True), (5.0, False), (6.0, True)):
+        sky.see(at, {"a": up})
+    (zone,) = spots(sky, 1.0, {"a": True}, {"a": 1.0})
+    assert zone.hazard > 1
 
 
 def test_other_zones_count_for_what_they_were_worth() -> None:
