@@ -89,11 +89,11 @@ def offers_verb(
     from broker.market import Marketplace
 
     config = load()
-    query = _query(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra or (), spot=spot)
+    query = asked(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra or (), spot=spot)
     must_have_provider([query])
     with screen.waiting("the providers' answers"):
         book = Marketplace(config).offers([query])
-    found = [offer for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)) if _fits(offer, query)]
+    found = [offer for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)) if fits(offer, query)]
     for where, problem in book.failures.items():
         screen.warn(f"{where}: {problem}")
     if not found:
@@ -275,7 +275,7 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], reasons:
     return NothingAvailable(what, fix="ask for less, widen infra, raise --max-price, or try again later")
 
 
-def _query(
+def asked(
     gpu: str | None,
     *,
     cpus: float,
@@ -284,6 +284,7 @@ def _query(
     infra: Sequence[str],
     spot: bool | None,
 ) -> OfferQuery:
+    """What the options ask for; spot: only this market. Raises Usage."""
     from broker.gpus import counted
     from broker.offer import Market, OfferQuery
 
@@ -300,7 +301,7 @@ def _query(
     )  # fmt: skip
 
 
-def _fits(offer: Offer, query: OfferQuery) -> bool:
+def fits(offer: Offer, query: OfferQuery) -> bool:
     """A provider may answer more than was asked of it."""
     from broker.policy.infra import matcher
     from broker.policy.shape import misfit

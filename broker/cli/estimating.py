@@ -1,0 +1,187 @@
+"""The verb for the sum that people make by hand before any run: estimate."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker.cli.offers import InfraOption, asked, fits, must_have_provider, nothing
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from broker.policy.estimate import Assumptions, Estimate, Price, Row
+
+PRICE = re.compile(
+    r"(?P<provider>[^:=\s]+):(?P<market>spot|on[_-]demand)=\$?(?P<usd>\d*\.?\d+)(?P<each>/gpu)?", re.IGNORECASE
+)
+
+
+def estimate_verb(
+    screen: Screen,
+    hours: Annotated[float, typer.Option("--hours", metavar="H", help="Hours of work on one machine.")],
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="GPU[:N]", help="Such as A100-80GB or H100:8.")] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price",
+            metavar="PRICE",
+            help="provider:spot=USD or provider:on_demand=USD, per hour of the machine, or USD/gpu. Repeatable; "
+            "today's without.",
+        ),
+    ] = None,
+    interruptions_per_hour: Annotated[
+        float | None, typer.Option(metavar="N", help="How often spot is taken back; by the card without.")
+    ] = None,
+    checkpoint_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes between two saves.")] = 30.0,
+    restart_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes from a loss to the next step.")] = 5.0,
+    checkpoint_gb: Annotated[float, typer.Option(metavar="GB", help="Size of one checkpoint.")] = 0.0,
+    hourly_value: Annotated[float, typer.Option(metavar="USD", help="What an hour of your time is worth.")] = 50.0,
+    infra: InfraOption = None,
+) -> None:
+    """Compare what a job costs on-demand and spot.
+
+    With the prices that you state, or with today's. Rents nothing.
+    """
+    from broker.gpus import counted
+    from broker.policy.estimate import Assumptions, estimate
+
+    try:
+        card, count = counted(gpu) if gpu else ("", 0)
+    except ValueError as error:
+        raise Usage(str(error), fix="--gpu A100-80GB:8") from error
+    _checked("--hours", hours, least=1e-9)
+    numbers = {
+        "--interruptions-per-hour": interruptions_per_hour or 0.0, "--checkpoint-min": checkpoint_min,
+        "--restart-min": restart_min, "--checkpoint-gb": checkpoint_gb, "--hourly-value": hourly_value,
+    }  # fmt: skip
+    for option, value in numbers.items():
+        _checked(option, value)
+    given = Assumptions(
+        hours=hours, card=card, count=count, interruptions=interruptions_per_hour, checkpoint=checkpoint_min / 60,
+        restart=restart_min / 60, gigabytes=checkpoint_gb, value=hourly_value,
+    )  # fmt: skip
+    prices = [_stated(text, count) for text in price] if price else _today(screen, gpu, given, infra or [])
+    made = estimate(prices, given)
+    if screen.json:
+        return screen.data(made.to_json())
+    if screen.quiet:
+        return screen.line(f"{made.best.provider}:{made.best.market}")
+    from broker.cli.tables import labelled
+
+    screen.show(_table(made), "", labelled(_lines(made)))
+    return None
+
+
+def _checked(option: str, value: float, *, least: float = 0.0) -> None:
+    if not (least <= value < math.inf):
+        raise Usage(f"{option} must be {'above' if least else 'at least'} 0, not {value:g}", fix=f"{option} 1")
+
+
+def _stated(text: str, count: int) -> Price:
+    from broker.offer import Market
+    from broker.policy.estimate import Price
+
+    found = PRICE.fullmatch(text.strip())
+    if found is None or not float(found["usd"]):
+        raise Usage(f"--price {text!r} is not a price", fix="--price runpod:on_demand=1.89 or --price vast:spot=0.89")
+    usd = float(found["usd"]) * (max(count, 1) if found["each"] else 1)
+    return Price(found["provider"], Market(found["market"].lower().replace("-", "_")), usd)
+
+
+def _today(screen: Screen, gpu: str | None, given: Assumptions, infra: list[str]) -> list[Price]:
+    """The cheapest offer of each provider and market."""
+    from broker.config import load
+    from broker.market import Marketplace
+    from broker.offer import Market, Offer
+    from broker.policy.estimate import Price
+    from broker.policy.hazard import hazard
+
+    query = asked(gpu, cpus=0.0, memory=0.0, disk=20.0, infra=infra, spot=None)
+    must_have_provider([query])
+    with screen.waiting("the providers' answers"):
+        book = Marketplace(load()).offers([query])
+    for where, problem in book.failures.items():
+        screen.warn(f"{where}: {problem}")
+    best: dict[tuple[str, Market], Offer] = {}
+    for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)):
+        if fits(offer, query):
+            best.setdefault((offer.provider, offer.market), offer)
+    if not best:
+        raise nothing([query], book.failures)
+    if any(offer.simulated for offer in best.values()):
+        screen.say("local is this computer: its money is simulated", style="dim")
+    now = time.time()
+    return [
+        Price(offer.provider, offer.market, offer.hourly, hazard(offer, at=now, hours=given.hours))
+        for offer in best.values()
+    ]
+
+
+def _usd(usd: float) -> str:
+    """To the cent; what is less than ten cents to four places."""
+    return f"{usd:,.4f}" if 0 < abs(usd) < 0.1 else f"{usd:,.2f}"
+
+
+def _table(made: Estimate) -> Table:
+    from broker.cli.tables import market, price, table
+
+    span = f"{made.assumptions.hours:g} h"
+    heads = ("USD/h", span, "SAVED", "INTERRUPTIONS", "EXPECTED", "BREAK-EVEN")
+    shown = table("PROVIDER", "MARKET", *heads, right=heads)
+    for row in made.rows:
+        spot = row.break_even is not None or row.hazard > 0
+        shown.add_row(
+            row.provider, market(row.market), price(row.hourly), _usd(row.cost),
+            "" if row.saved is None or row is made.against else f"{row.saved:.0f}%",
+            f"{row.losses:.2g}" if spot else "", _usd(row.expected), _rate(row),
+            style="bold green" if row is made.best else None,
+        )  # fmt: skip
+    return shown
+
+
+def _rate(row: Row) -> str:
+    if row.break_even is None:
+        return ""
+    return f"{row.break_even:.2f}/h" if row.break_even else "never cheaper"
+
+
+def _lines(made: Estimate) -> list[tuple[str, str]]:
+    from broker.cli.tables import duration, market
+    from broker.policy.estimate import KEPT, STORE
+
+    given, best, against, instead = made.assumptions, made.best, made.against, made.instead
+    machine = f"one machine with {given.card}:{given.count}" if given.card else "one machine"
+    lines = [("prices", f"USD per hour of {machine}")]
+    rates = sorted({row.hazard for row in made.rows if row.hazard})
+    text = " to ".join(f"{100 * rate:.3g} %" for rate in dict.fromkeys((rates[0], rates[-1]))) if rates else "none"
+    lost = f"each loses {30 * given.checkpoint:g} min of work and {60 * given.restart:g} min to start again"
+    lines.append(("interruptions", f"{text} an hour; {lost}; the first start is left out"))
+    if against is not None:
+        lines.append(("saved", f"against {against.provider} on-demand, {_usd(against.cost)}"))
+    if instead is not None:
+        lines.append(
+            (
+                "break-even",
+                f"interruptions at which spot costs {_usd(instead.cost)}, as {instead.provider} on-demand does",
+            )
+        )
+    if given.gigabytes:
+        kept = f"{KEPT} checkpoints of {given.gigabytes:g} GB for {given.hours:g} h at {STORE} USD per GB and month"
+        lines.append(("storage", f"{_usd(made.storage)} for {kept}"))
+    else:
+        lines.append(("storage", "not counted; --checkpoint-gb says how much one checkpoint takes"))
+    if made.saving is None or instead is None:
+        return [*lines, ("golden rule", "state an on-demand price too, and the saving can be told")]
+    if best is instead or made.saving <= 0:
+        return [*lines, ("golden rule", f"{instead.provider} on-demand is the cheapest: spot saves nothing here")]
+    text = f"{best.provider} {market(best.market)} saves {_usd(made.saving)} against {instead.provider} on-demand"
+    if made.worth is not None:
+        span = duration(3600 * made.worth)
+        text += f"; worth it while it takes less than {span} of your time at {_usd(given.value)} an hour"
+    return [*lines, ("golden rule", text)]

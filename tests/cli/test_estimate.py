@@ -1,0 +1,60 @@
+"""`broker estimate`: the table before any run, from stated prices and from today's offers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from cli.command import Cli
+
+STATED = ("--price", "runpod:on_demand=1.89", "--price", "runpod:spot=1.09", "--price", "vast:spot=0.89")
+
+
+def test_stated_prices(cli: Cli) -> None:
+    shown = cli("estimate", "--hours", "48", "--gpu", "A100-80GB", *STATED, "--checkpoint-gb", "20").stdout
+    for pattern in (
+        r"runpod +on-demand +1\.89 +90\.72 +90\.72",
+        r"runpod +spot +1\.09 +52\.32 +42%",
+        r"vast +spot +0\.8900 +42\.72 +53%",
+        r"storage +0\.0907 for 3 checkpoints of 20 GB",
+        r"break-even +interruptions at which spot costs 90\.72",
+        r"golden rule +vast spot saves 47\.\d\d against runpod on-demand; worth it while it takes less than 57 m",
+    ):
+        assert re.search(pattern, shown), (pattern, shown)
+    made = cli.json("estimate", "--hours", "48", "--gpu", "A100-80GB", *STATED)
+    assert [row["cost"] for row in made["rows"]] == [90.72, 52.32, 42.72]
+    assert cli("estimate", "--hours", "48", *STATED, "-q").stdout == "vast:spot\n"
+    rough = ("--interruptions-per-hour", "3", "--checkpoint-min", "60", "--restart-min", "10", "--hourly-value", "20")
+    worse = cli.json("estimate", "--hours", "48", "--gpu", "A100-80GB", *STATED, *rough)
+    assert worse["best"]["market"] == "on_demand"
+    assert "spot saves nothing here" in cli("estimate", "--hours", "48", *STATED, *rough).stdout
+
+
+def test_a_price_per_card_is_for_all_of_them(cli: Cli) -> None:
+    made = cli.json("estimate", "--hours", "1", "--gpu", "H100:8", "--price", "aws:on-demand=12.29/gpu")
+    assert made["rows"][0]["cost"] == pytest.approx(98.32)
+
+
+def test_todays_offers(cli: Cli) -> None:
+    made = cli.json("estimate", "--hours", "4")
+    offers = cli.json("offers")
+    for row in made["rows"]:
+        least = min(offer["hourly"] for offer in offers if offer["market"] == row["market"])
+        assert row["cost"] == pytest.approx(4 * least, abs=1e-5)
+    assert {row["market"] for row in made["rows"]} == {"spot", "on_demand"}
+    assert "simulated" in cli("estimate", "--hours", "4").stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "what"),
+    [
+        (["--hours", "0"], 2, "--hours must be above 0"),
+        (["--hours", "1", "--price", "x=3"], 2, "'x=3' is not a price"),
+        (["--hours", "1", "--price", "x:spot=0"], 2, "'x:spot=0' is not a price"),
+        (["--hours", "1", "--price", "x:spot=1", "--restart-min", "-1"], 2, "--restart-min must be at least 0"),
+        (["--hours", "1", "--gpu", "A1OO", "--price", "x:spot=1"], 2, "did you mean"),
+        (["--hours", "1", "--gpu", "H100"], 78, "no provider is set up that rents out H100:1"),
+    ],
+)
+def test_what_cannot_be_reckoned_is_refused(cli: Cli, args: list[str], code: int, what: str) -> None:
+    assert what in cli("estimate", *args, code=code).stderr
