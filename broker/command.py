@@ -34,6 +34,12 @@ def task_of(
     """
     if not command:
         raise TaskError("no command to run", field="run", fix="broker run --gpu L4 -- python train.py")
+    if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
+        raise TaskError(
+            f"no program is called {command[0]!r}: every word stands by itself, for no shell reads the command",
+            field="run",
+            fix=f"leave out the quotes, -- {' '.join(words)}, or have a shell read it, -- bash -c {command[0]!r}",
+        )
     if checkpoint is None and spot != "never":
         raise TaskError(
             "a spot machine may be taken back at any time, and nothing says where the command saves its work",

@@ -34,6 +34,9 @@ def exit_code(app: Callable[..., Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort, so that nobody is shown a traceback
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())  # type: ignore[attr-defined]  # noqa: T201
+            return 0
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _misused(error, program)
         if type(error).__name__ == "Abort":

@@ -132,9 +132,13 @@ class Follower:
 
     def line(self, text: str) -> None:
         """One line of the program's: below a live line through the same console, else to stdout as it came."""
+        from broker.guest.log import OURS
+
         if self.screen.quiet:
             return
-        if self.screen.json or (self._status is not None and sys.stdout.isatty()):
+        if text.startswith(OURS):
+            self.screen.say(text, style="dim")
+        elif self.screen.json or (self._status is not None and sys.stdout.isatty()):
             from rich.text import Text
 
             self.screen.err.print(Text.from_ansi(text.rpartition("\r")[2] if "\r" in text else text))

@@ -172,9 +172,10 @@ def logs_verb(
 ) -> None:
     """Print a job's output over all its machines.
 
-    A line on stderr says where it moved.
+    Lines on stderr say where it moved, and what the broker did on the machine.
     """
     from broker.cli.follow import LogReader, marker
+    from broker.guest.log import OURS
     from broker.job import get
 
     job = get(name)
@@ -187,26 +188,39 @@ def logs_verb(
             if generation != at:
                 at = generation
                 screen.say(marker(job.placements(), generation), style="dim")
-            screen.line(line)
+            if line.startswith(OURS):
+                screen.say(line, style="dim")
+            else:
+                screen.line(line)
 
     done = job.refresh().done
     lines = list(reader.lines(job.placements(), final=done))
-    put(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :])
+    own = [(generation, line) for generation, line in lines if not line.startswith(OURS)]
+    put(lines if tail is None else own[len(own) - min(tail, len(own)) :])
     while follow and not done:
         time.sleep(0.5 if job.home.is_local else 2.0)
         done = job.refresh().done
         put(list(reader.lines(job.placements(), final=done)))
     if follow:
         screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
-    elif not lines and not done:
+    elif not own and not done:
         screen.say(f"no output yet: {job.status}; broker logs -f {job.id} waits for it")
+    elif not own:
+        screen.say(silence(job))
+
+
+def silence(job: Job) -> str:
+    """Why an ended job has no output."""
+    if any(row.program_at is not None or (row.beat or {}).get("program_started_at") for row in job.placements()):
+        return "the program printed nothing"
+    return f"the program never started: {job.message or job.status}"
 
 
 def wait_verb(
     screen: Screen,
     names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, or names for the newest.")],
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", min=0, help="Give up after so long.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after so many.")
     ] = None,
 ) -> int:
     """Wait for jobs to end; the exit code is their outcome.
@@ -258,17 +272,24 @@ def pull_verb(
     screen: Screen,
     name: JobArgument,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Where to; ./JOB by default.")] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="The files of its newest snapshot instead of its outputs.")
+    ] = False,
 ) -> None:
-    """Download what a job has made.
+    """Download what a job has made: the files that its task names as outputs.
 
-    That is the files which its task names as outputs.
+    A folder made for them stays behind when a workdir around it is packed.
     """
     from broker.job import get
+    from broker.workdir import mark_outputs
 
     job = get(name)
     target = to or Path(job.id)
+    fresh = not target.exists()
     with screen.waiting(f"the outputs of {job.id}"):
-        paths = job.pull(target)
+        paths = job.pull(target, checkpoint=checkpoint)
+    if fresh:
+        mark_outputs(target)
     if screen.json:
         return screen.data([str(path) for path in paths])
     for path in paths:
@@ -281,7 +302,7 @@ def stop_verb(
     names: JobsArgument = None,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All active jobs.")] = False,
     now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: ask nothing.")] = False,
 ) -> int:
     """Stop jobs, and verify that nothing of them is left.
 
@@ -302,6 +323,9 @@ def stop_verb(
             return 1
     if everything and not found:
         screen.say("no job is active")
+    for job in found:
+        if job.done:
+            screen.say(f"{job.id} had already ended")
     for job in active:
         job.stop(now=now)
     if active:

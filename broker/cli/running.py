@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BIG_WORKDIR = 500_000_000
 HANDED_OVER = 130
+LEAVE = "SIGINT or SIGTERM hands it to a broker in the background"
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
 
 
@@ -88,7 +89,33 @@ def run_verb(
     if screen.quiet:
         screen.line(job.id)
     else:
-        screen.say(f"{job.id} submitted; Ctrl-C asks what to do with it")
+        leave = "Ctrl-C asks what to do with it" if screen.interactive else LEAVE
+        screen.say(f"{job.id} submitted; {leave}")
+    return drive(screen, job, config)
+
+
+def resume_verb(
+    screen: Screen,
+    name: Annotated[str, typer.Argument(metavar="JOB", help="A job that was stopped, has failed or met a limit.")],
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Return at once; a background broker goes on.")
+    ] = False,
+    env: EnvOption = None,
+) -> int:
+    """Take an ended job up again, from its newest snapshot.
+
+    It is the same job, with the task and the workdir that it was submitted with. Its secrets were forgotten at its end:
+    they are taken from --env, the environment or the task's file.
+    """
+    from broker.cli.offers import pairs
+    from broker.config import load
+    from broker.job import get
+
+    config = load()
+    job = get(name, config=config).resume(pairs(env))
+    if detach:
+        return _detached(screen, job, config)
+    screen.say(f"{job.id} taken up again")
     return drive(screen, job, config)
 
 
@@ -220,6 +247,8 @@ def finish(screen: Screen, job: Job) -> None:
         for part in render(report, screen.width):
             screen.show(part)
         if job.row.exit_code == 0:
+            if kept := job.outputs():
+                screen.show(f"outputs  {len(kept)} file{'s' * (len(kept) != 1)}: broker pull {job.id}")
             screen.line(report.outcome)
     try:
         job.check()

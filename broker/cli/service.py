@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broker.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from broker.config import Config
+
+WATCH = 0.5
+"""Seconds between two looks at another broker."""
 
 
 def up_verb(
@@ -21,14 +27,34 @@ def up_verb(
     from broker import engine
     from broker.config import load
 
+    config = load()
     if not until_idle:
         screen.say("Ctrl-C ends the broker and leaves the jobs running")
-    engine.up(load(), until_idle=until_idle, on_line=screen.say)
+    elif not _others_work(screen, config):
+        return
+    engine.up(config, until_idle=until_idle, on_line=screen.say)
+
+
+def _others_work(screen: Screen, config: Config) -> bool:
+    """Wait while another broker drives all jobs. False once nothing is left, True where that one has ended before."""
+    from broker import engine
+    from broker.job import jobs
+
+    told = False
+    while engine.alive(config):
+        if not jobs(active=True, config=config):
+            screen.say("nothing left to drive")
+            return False
+        if not told:
+            told = True
+            screen.say("a broker is already up here and drives all jobs; waiting until they have ended, or it has")
+        time.sleep(WATCH)
+    return True
 
 
 def tick_verb(
     screen: Screen,
-    wait: Annotated[float, typer.Option("--wait", metavar="S", min=0, help="Stay for so many seconds.")] = 30.0,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="Stay for so many at most.")] = 30.0,
 ) -> None:
     """Look after all jobs once, and return; for cron.
 
@@ -39,7 +65,8 @@ def tick_verb(
     from broker.job import jobs
 
     config = load()
-    with screen.waiting("every active job to be looked after"):
+    other = "; a broker is up here too, and it drives most of them" if engine.alive(config) else ""
+    with screen.waiting(f"every active job to be looked after{other}"):
         engine.tick(config, wait=wait)
     active = jobs(active=True, config=config)
     if screen.json:

@@ -1,0 +1,84 @@
+"""What somebody meets on the first day: nothing to pull, nothing printed, a name with a space, another broker."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from cli.command import Cli, wait_for
+
+Finished = tuple[Cli, str, subprocess.CompletedProcess[str]]
+
+
+def test_without_a_verb_the_help_is_shown(cli: Cli) -> None:
+    done = cli()
+    assert done.stdout == cli("--help").stdout
+    assert done.stderr == ""
+
+
+def test_a_run_tells_of_its_outputs_and_how_it_is_left(finished: Finished) -> None:
+    _, job, done = finished
+    assert f"outputs  1 file: broker pull {job}" in done.stdout
+    assert "SIGINT or SIGTERM hands it to a broker in the background" in done.stderr
+    assert "Ctrl-C asks" not in done.stderr
+
+
+def test_pulled_outputs_are_left_out_of_the_next_workdir(finished: Finished) -> None:
+    cli, job, _ = finished
+    folder = cli.folder / "counter"
+    before = cli.json("plan", "counter")["workdir_bytes"]
+    cli("pull", job, "--to", str(folder / "made"))
+    assert (folder / "made/outputs/word.txt").is_file()
+    assert cli.json("plan", "counter")["workdir_bytes"] == before
+    (folder / "mine").mkdir()
+    cli("pull", job, "--to", str(folder / "mine"))
+    assert cli.json("plan", "counter")["workdir_bytes"] > before, "a folder that was there is its owner's"
+
+
+def test_stopping_an_ended_job_says_so(finished: Finished) -> None:
+    cli, job, _ = finished
+    done = cli("stop", job)
+    assert done.stdout == f"{job} succeeded\n"
+    assert f"{job} had already ended" in done.stderr
+
+
+def test_a_name_is_found_as_its_id_has_it(cli: Cli) -> None:
+    (cli.folder / "show me.py").write_text("print(1)", encoding="utf-8")
+    cli("run", "-y", "-q", "--infra", "local", "--spot", "never", "--", "python3", "show me.py")
+    (row,) = cli.json("ps", "-a")
+    assert row["name"] == "show me"
+    for name in ("show me", "show-me", row["id"]):
+        assert cli.json("show", name)["job"] == row["id"]
+    assert "no job 'show'" in cli("show", "show", code=102).stderr
+
+
+@pytest.mark.parametrize(("run", "words"), [("true", "the program printed nothing"), ("exit 3", "printed nothing")])
+def test_a_silent_program_and_no_outputs(cli: Cli, run: str, words: str) -> None:
+    (cli.folder / "t.yaml").write_text(f"run: {run}\nspot: never\nresources: {{infra: local}}\n", encoding="utf-8")
+    cli("run", "t.yaml", "-y", code=None)
+    logs = cli("logs", "t")
+    assert (logs.stdout, words in logs.stderr) == ("", True)
+    assert "names no `outputs`" in cli("pull", "t", code=101).stderr
+
+
+def test_a_program_that_never_started_is_told(cli: Cli) -> None:
+    (cli.folder / "t.yaml").write_text(
+        "run: echo hi\nsetup: exit 4\nspot: never\nresources: {infra: local}\noutputs: [x]\n", encoding="utf-8"
+    )
+    cli("run", "t.yaml", "-y", code=100)
+    assert "the program never started: failed" in cli("logs", "t").stderr
+    assert "it ended before they were written" in cli("pull", "t", code=101).stderr
+
+
+def test_a_second_broker_waits_for_the_first(cli: Cli) -> None:
+    cli.task(steps=30, pause=0.1)
+    job = cli("run", "counter", "-y", "-d").stdout.strip()
+    second = cli("up", "--until-idle", timeout=90)
+    assert "a broker is already up here and drives all jobs" in second.stderr
+    wait_for(lambda: cli("wait", job, "--timeout", "0", code=None).returncode == 0, "the job's end", 1.0)
+
+
+def test_a_quoted_command_is_refused_with_the_words_to_write(cli: Cli) -> None:
+    refused = cli("run", "--spot", "never", "--cpus", "1", "--", "python3 train.py", code=78)
+    assert "no program is called 'python3 train.py'" in refused.stderr
+    assert "-- python3 train.py, or" in refused.stderr
