@@ -376,11 +376,18 @@ def account(state: JobState, world: World) -> JobState:
         status=outcome.status,
         exit_code=outcome.exit_code,
         message=outcome.message,
-        fix=outcome.fix,
+        fix=outcome.fix or _resumed_by(state, outcome),
         ended_at=now,
         secrets=None,
     )
     return state.to("done")
+
+
+def _resumed_by(state: JobState, outcome: Outcome) -> str:
+    """The next command for a job that could go on; empty where there is none."""
+    if outcome.status in ("stopped", "limit") and state.parents:
+        return f"broker resume {state.job} goes on from its newest snapshot"
+    return ""
 
 
 class JobHome:
