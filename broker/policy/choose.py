@@ -86,7 +86,7 @@ def _rank(
         offer = candidate.offer
         return (
             candidate.alternative if wish.ordered else 0,
-            _cents(reckoned.cost(candidate).total if reckoned else candidate.cost),
+            _cents(reckoned.total(candidate) if reckoned else candidate.cost),
             offer.market is Market.SPOT,
             failed is not None and offer.key == failed,
             offer.interruption or 0.0,

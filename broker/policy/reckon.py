@@ -26,6 +26,19 @@ class Reckoning:
         self.prospect, self.now = prospect, now
         self.after: float | None = None
         self._hazards = Hazards(experience, now, prospect.hours or 0.0)
+        self._timed = not (prospect.checkpoint or prospect.download or prospect.upload)
+        self._hours: dict[tuple[str, str | None, float, bool], float] = {}
+
+    def total(self, candidate: Candidate) -> float:
+        """What `cost` comes to. Where only time is billed it is hours by the price, and one sum serves many offers."""
+        offer = candidate.offer
+        if offer.ends_at is not None or not self._timed or offer.extra:
+            return self.cost(candidate).total
+        kind = (offer.provider, offer.gpu, self._hazards.of(offer), offer.simulated)
+        hours = self._hours.get(kind)
+        if hours is None:
+            hours = self._hours[kind] = self.cost(candidate).hours
+        return hours * (offer.price + offer.disk_price)
 
     def cost(self, candidate: Candidate) -> Cost:
         offer = candidate.offer

@@ -154,6 +154,23 @@ def test_a_simulated_machine_starts_at_once() -> None:
     assert finishing(decide([here], Prospect(1))) == pytest.approx(1.0)
 
 
+def test_the_order_is_that_of_the_figures_shown() -> None:
+    cards = ("H100", "H100-SXM", "H100-PCIe")
+    offers = [
+        offer(
+            f"r{i % 7}", 1 + i * 37 % 101 / 50, Market.SPOT if i % 3 else Market.ON_DEMAND, disk_price=i % 5 / 10,
+            gpu=cards[i % 3], interruption=(i % 11) / 50 if i % 2 else None, simulated=i % 13 == 0,
+            ends_at=NOW + i * 7200 if i % 4 == 0 else None, extra={"download_per_gib": 0.01} if i % 5 == 0 else {},
+        )
+        for i in range(200)
+    ]  # fmt: skip
+    offers = [replace(each, instance_type=f"m{index}") for index, each in enumerate(offers)]
+    for prospect in (Prospect(30), Prospect(30, download=10), Prospect(30, speed={"H100-SXM": 1.5})):
+        totals = [c.finish.total for c in decide(offers, prospect).ranked if c.finish]
+        assert len(totals) > 100
+        assert totals == pytest.approx(sorted(totals))
+
+
 def test_a_hundred_thousand_offers_by_the_cost_of_finishing() -> None:
     offers = [
         offer(
