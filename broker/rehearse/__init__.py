@@ -222,16 +222,15 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
 def _unshown(wanted: Resources, asked: Resources) -> Iterator[str]:
     """What a rehearsal on this computer says nothing about."""
     if wanted.gpu:
-        text = f"this computer stands in for {wanted.gpu}:{wanted.gpu_count or 1}; rehearse.envs can make the run small"
+        count = wanted.gpu_count or 1
+        yield f"this computer stands in for {wanted.gpu}:{count}; rehearse.envs can make the run small enough for it"
         if not Path("/dev/nvidiactl").exists():
-            text += (
-                " and has no GPU, so not shown are: whether CUDA starts again on the next machine, whether the GPUs' "
-                "random state and the gradient scaler come back, whether the GPU's memory is enough, and how long a "
-                "save of the full size takes against a notice"
+            nccl = "whether its processes find each other again by NCCL, " if count > 1 else ""
+            yield (
+                "without a GPU it cannot show whether CUDA starts on the next machine, whether the GPU's random state "
+                f"and the gradient scaler come back, {nccl}whether the GPU's memory is enough, nor how long a save of "
+                "the full size takes against a notice"
             )
-            if (wanted.gpu_count or 1) > 1:
-                text += ", and whether its processes find each other again by NCCL"
-        yield text
     if asked.image:
         yield f"the image {asked.image} is not used: local machines run bare"
 

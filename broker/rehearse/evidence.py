@@ -87,6 +87,7 @@ def gather(job: Job, root: Path, taken: Sequence[TakeBack], task: Task) -> Evide
         beat, own, take = row.beat or {}, manifests.get(row.generation, []), takes.get(row.generation)
         restored = every.get(tuple(beat["restored"])) if beat.get("restored") else None
         log, disk = logs[row.generation], disks[row.generation]
+        cut = half_written(disk, task, own[-1] if own else restored) if disk and take else {}
         seen[row.generation] = Seen(
             steps=series[row.generation],
             opened=beat.get("opened"),
@@ -94,10 +95,10 @@ def gather(job: Job, root: Path, taken: Sequence[TakeBack], task: Task) -> Evide
             restored_step=newest_step(restored.entries) if restored else None,
             asked=take is not None and SECONDS[take.notice] > 0 and ASKED in log,
             not_asked=NOT_ASKED in log,
-            saved=take is not None and any(m.at > take.at for m in own),
+            saved=take is not None and _saved_when_asked(take.at, disk, task, own, cut),
             in_time=(beat.get("result") or {}).get("exit") != KILLED,
             save=(beat.get("timings") or {}).get("save"),
-            cut=half_written(disk, task, own[-1] if own else restored) if disk and take else {},
+            cut=cut,
             strays=strays(disk, task, row.launched_at or 0.0) if disk else (),
         )
     return Evidence(seen, bool(pattern) and falls(list(logs.values()), pattern))
@@ -144,6 +145,19 @@ def _checkpoints(disk: Path, task: Task) -> Path:
 
     spec = Spec.from_bytes(json.dumps(task.to_json()).encode())
     return spec.checkpoint_folder(disk / "spotbroker", disk, bare=True)
+
+
+def _saved_when_asked(
+    taken_at: float, disk: Path | None, task: Task, own: Sequence[Manifest], cut: Mapping[str, str]
+) -> bool:
+    """Did the program save after SIGTERM, and finish it? Its files' times say, without its disk the snapshots'."""
+    asked = disk / "spotbroker" / "progress.stop" if disk is not None else None
+    if disk is None or asked is None or not asked.exists():
+        return any(manifest.at > taken_at for manifest in own)
+    moment, folder = asked.stat().st_mtime, _checkpoints(disk, task)
+    return any(
+        path.stat().st_mtime >= moment for path in _files(folder, set()) if path.relative_to(folder).parts[0] not in cut
+    )
 
 
 def half_written(disk: Path, task: Task, last: Manifest | None) -> dict[str, str]:

@@ -45,7 +45,7 @@ def checks_of(
     if found is not None:
         yield found
     if seen.ignored and not proven and (found is None or found.good):
-        yield Check(f"{name}: it read none of the {_files(seen)} that had been restored", FAILS, LOAD)
+        yield Check(f"{name}: it read none of the restored files ({_of(seen)} in all)", FAILS, LOAD)
     elif found is None and proven:
         yield Check(f"{name}: how it went on could not be seen, but its results are as they should be")
     elif found is None:
@@ -151,9 +151,8 @@ def _by_names(name: str, seen: Seen) -> Check | None:
 def _by_reading(name: str, seen: Seen) -> Check | None:
     if not seen.opened or not seen.opened["read"]:
         return None
-    return Check(f"{name}: it read {seen.opened['read']} of the {_files(seen)} restored, {seen.opened['first']} first")
+    return Check(f"{name}: it read {seen.opened['read']} of {_of(seen)} restored files, {seen.opened['first']} first")
 
 
-def _files(seen: Seen) -> str:
-    count = (seen.opened or {}).get("of", 0)
-    return f"{count} file{'s' * (count != 1)}"
+def _of(seen: Seen) -> int:
+    return int((seen.opened or {}).get("of", 0))

@@ -16,7 +16,7 @@ GOOD = [
     ("lightning", "vast", "by Lightning's bar"),
     ("torchrun", "aws", "by the log"),
     ("bash", "vast", "by the log"),
-    ("perl", "vast", "it read 1 of the 1 file restored, primes first"),
+    ("perl", "vast", "it read 1 of 1 restored files, primes first"),
     ("binary", "vast", "its first new checkpoint was of step"),
     ("nohup", "vast", "its first new checkpoint was of step"),
     ("tqdm", "gcp", "by a tqdm bar"),
@@ -49,7 +49,10 @@ def test_a_good_program_survives(cli: Cli, name: str, notice: str, seen: str) ->
     done = cli("rehearse", brought(cli, name), "-y", "--preempt", "1", "--notice", notice, "--seed", "3", code=None)
     assert done.stdout.splitlines()[-1] == "survives preemption", f"{done.stdout}\n{done.stderr}"
     assert done.returncode == 0
-    assert seen in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    assert seen in said
+    assert ("on SIGTERM it did not save" in said) == (name in ("hf", "tqdm")), "those two die of it"
+    assert ("without a GPU it cannot show" in said) == (name == "hf")
 
 
 @pytest.mark.slow

@@ -228,12 +228,12 @@ def evidence(old: Series | None = None, new: Series | None = None, **seen: Any) 
         (MUTE, evidence(log(1, 1), log(1, 1), new_step=50, restored_step=40), {}, 0, "first new checkpoint"),
         (MUTE, evidence(new_step=10, restored_step=40), {}, 100, "was of step 10 although step 40 had been restored"),
         # then that it read what was restored
-        (MUTE, evidence(opened=READ), {}, 0, "it read 2 of the 3 files restored, step-40/w first"),
-        (MUTE, evidence(opened=READ, new_step=40, restored_step=40), {}, 0, "it read 2 of the 3"),
+        (MUTE, evidence(opened=READ), {}, 0, "it read 2 of 3 restored files, step-40/w first"),
+        (MUTE, evidence(opened=READ, new_step=40, restored_step=40), {}, 0, "it read 2 of 3"),
         # and that it did not
-        (MUTE, evidence(opened=IGNORED), {}, 100, "it read none of the 3 files that had been restored"),
-        (MUTE, evidence(log(1, 43), log(41, 60), opened=IGNORED), {}, 100, "it read none of the 3 files"),
-        (report(), evidence(opened=IGNORED), {}, 100, "it read none of the 3 files"),
+        (MUTE, evidence(opened=IGNORED), {}, 100, "it read none of the restored files (3 in all)"),
+        (MUTE, evidence(log(1, 43), log(41, 60), opened=IGNORED), {}, 100, "it read none of the restored files"),
+        (report(), evidence(opened=IGNORED), {}, 100, "it read none of the restored files"),
         # nothing of all that
         (MUTE, evidence(opened=UNKNOWN), {}, 101, "cannot be told (the file system does not report reads)"),
         (MUTE, evidence(), {}, 101, "nothing shows whether it went on"),

@@ -37,6 +37,7 @@ def shell(folder: Path, script: str) -> None:
         ("rm a; mv b c; touch c", 0),
         ("echo new > .a; mv .a a; cat a", 0),  # what took its place is not what was restored
         ("mv a c; cat c", 0),  # after a change the guest itself reads: only what comes before counts
+        ("exec 3>>a; chmod 600 a; cat a; echo x >&3", 0),  # once it has changed others may read it too
         ("exec 3>>a; chmod 600 a; echo x >&3", 0),
         ("exec 3<>a; read -r line <&3; echo x >&3", 1),  # in place
     ],
