@@ -263,7 +263,7 @@ class Job:
             fix = f"broker logs {self.id}"
         else:
             what = f"{self.id} has no outputs: it ended before they were written ({self.status})"
-            fix = f"broker logs {self.id}"
+            fix = f"broker pull --checkpoint {self.id} gives its newest snapshot; broker logs {self.id} its output"
         return errors.JobUnfinished(what, job=self.id, fix=fix)
 
     def _pull_snapshot(self, to: Path) -> list[Path]:
@@ -388,8 +388,9 @@ def run(
     """Run a task to its end: pick, launch, follow, move, account. Returns the ended job, whatever its end.
 
     This process drives the job. `detach` returns as soon as the job is written down; a broker in the background,
-    started if none is alive, drives it. Raises ConfigError and TaskError before anything is rented; how the job itself
-    ended is `job.status`, and `job.check()` raises it.
+    started if none is alive, drives it; one is also started where Ctrl-C or an error of `on_event` leaves the job. Raises
+    ConfigError and TaskError before anything is rented; how the job itself ended is `job.status`, and `job.check()`
+    raises it.
     """
     from broker import engine
     from broker.store import open_store
@@ -402,9 +403,26 @@ def run(
         engine.ensure_background(config)
         return job
     with engine.running(config) as live:
-        live.drive(job.id)
-        job.wait(on_event=on_event)
+        try:
+            live.drive(job.id)
+            job.wait(on_event=on_event)
+        except BaseException as error:
+            _left_in_hands(job, error)
+            raise
     return job
+
+
+def _left_in_hands(job: Job, error: BaseException) -> None:
+    """Start a background broker for a job whose caller leaves it by an error, and note on the error how to stop it."""
+    from broker import engine
+
+    try:
+        if job.refresh().done:
+            return
+        engine.ensure_background(job.config)
+        error.add_note(f"spotbroker: {job.id} goes on in the background; `broker stop {job.id}` ends it")
+    except Exception as other:  # noqa: BLE001 - the error that came first is the one to raise
+        error.add_note(f"spotbroker: {job.id} may go on with no broker: start one with `broker up` ({other})")
 
 
 def get(job: str, *, config: Config | None = None) -> Job:

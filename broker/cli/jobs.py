@@ -42,6 +42,7 @@ def ps_verb(
     if watch and not screen.json:
         return _watch(screen, config, everything=everything)
     found = jobs(active=not everything, config=config)
+    _warn_without_broker(screen, found)
     if screen.quiet:
         for job in found:
             screen.line(job.id)
@@ -276,9 +277,9 @@ def pull_verb(
         bool, typer.Option("--checkpoint", help="The files of its newest snapshot instead of its outputs.")
     ] = False,
 ) -> None:
-    """Download what a job has made: the files that its task names as outputs.
+    """Download what a job has made.
 
-    A folder made for them stays behind when a workdir around it is packed.
+    That is the files that its task names as outputs. A folder made for them stays behind when a workdir around it is packed.
     """
     from broker.job import get
     from broker.workdir import mark_outputs

@@ -76,10 +76,16 @@ def offers_verb(
     screen: Screen,
     gpu: Annotated[
         str | None,
-        typer.Argument(metavar="[GPU[:N]]", help="Such as H100, A100:8 or 24GB+; none for machines without."),
+        typer.Argument(
+            metavar="GPU", show_default=False, help="Such as H100, A100:8 or 24GB+; none for machines without."
+        ),
     ] = None,
-    cpus: Annotated[float, typer.Option("--cpus", metavar="N", help="At least so many CPUs.")] = 0.0,
-    memory: Annotated[float, typer.Option("--memory", metavar="GIB", help="At least so much memory.")] = 0.0,
+    cpus: Annotated[
+        float, typer.Option("--cpus", metavar="N", show_default=False, help="At least so many CPUs.")
+    ] = 0.0,
+    memory: Annotated[
+        float, typer.Option("--memory", metavar="GIB", show_default=False, help="At least so much memory.")
+    ] = 0.0,
     disk: Annotated[float, typer.Option("--disk", metavar="GIB", help="The disk that prices include.")] = 20.0,
     infra: InfraOption = None,
     spot: Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only this market.")] = None,
@@ -90,6 +96,7 @@ def offers_verb(
 
     config = load()
     query = asked(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra or (), spot=spot)
+    must_be_installed(screen, [query.infra])
     must_have_provider([query])
     with screen.waiting("the providers' answers"):
         book = Marketplace(config).offers([query])
@@ -153,7 +160,10 @@ def make_plan(
     task = load_task(name, envs=pairs(env))
     for text in (*task.warnings, *(problem.text for problem in task.postponed)):
         screen.warn(text)
+    named = [infra] if infra else [wish.infra for wish in task.resources]
+    must_be_installed(screen, named)
     must_have_provider(task.queries)
+    refuse_shared(task, named)
     with screen.waiting("the providers' answers"):
         return plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
 
@@ -215,12 +225,16 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     lines += [("home", f"{plan.home} keeps snapshots, logs and results")]
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
+    else:
+        lines.append(("workdir", "none: no file of yours goes along"))
     if plan.mounts:
         parts = [f"{m.mount.target} ({size(m.bytes)})" for m in plan.mounts if m.mount.source]
         lines.append(("mounts", f"{', '.join(parts) or 'nothing'} sent once, and to every machine of the job"))
     checkpoint = plan.task.checkpoint
     if checkpoint is not None:
         lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))
+    kept = f"{', '.join(plan.task.outputs)}: kept for broker pull" if plan.task.outputs else "none are kept"
+    lines.append(("outputs", kept))
     offer = plan.decision.offer
     if offer is not None and offer.simulated:
         lines.append(("moves", "made while a broker runs here; local is this computer, its money is simulated"))
@@ -246,6 +260,49 @@ def pairs(env: Sequence[str] | None) -> dict[str, str]:
     return values
 
 
+def must_be_installed(screen: Screen, named: Sequence[Sequence[str]]) -> None:
+    """Say which providers a task's alternatives name in vain. Raises ConfigError where no other is left."""
+    from broker import registry
+    from broker.errors import ConfigError
+    from broker.policy.infra import may_name
+
+    known = registry.names()
+    absent: dict[str, None] = {}
+    usable = False
+    for places in named:
+        found = [place for place in places if any(may_name([place], name) for name in known)]
+        usable = usable or bool(found) or not places
+        absent |= {place.strip("/ ").split("/")[0]: None for place in places if place not in found}
+    if not absent:
+        return
+    what = f"no provider named {' or '.join(absent)} is installed"
+    if usable:
+        screen.warn(what)
+    else:
+        raise ConfigError(what, fix=f"installed is: {', '.join(known)}; `broker rehearse TASK` tries a task here")
+
+
+def refuse_shared(task: Task, named: Sequence[Sequence[str]] = (("local",),)) -> None:
+    """Refuse absolute paths where only `local` can be taken: its machines share this computer. Raises TaskError."""
+    from broker import registry
+    from broker.errors import TaskError
+    from broker.policy.infra import may_name
+
+    others = [name for name in registry.names() if name != "local"]
+    if any(may_name(places, name) for places in named for name in others):
+        return
+    paths = [("checkpoint.path", task.checkpoint.path)] if task.checkpoint else []
+    paths += [("file_mounts", mount.target) for mount in task.file_mounts]
+    for field, path in paths:
+        if path.startswith("/"):
+            raise TaskError(
+                f"{field}: {path} is absolute, and `local` machines share this computer",
+                file=str(task.source or ""),
+                field=field,
+                fix="use a path in the workdir or below ~/",
+            )
+
+
 def must_have_provider(queries: Sequence[OfferQuery]) -> None:
     """Refuse a task that only a GPU would do for where no provider could rent one. Raises ConfigError."""
     from broker import registry
@@ -257,8 +314,7 @@ def must_have_provider(queries: Sequence[OfferQuery]) -> None:
     wanted = " or ".join(dict.fromkeys(f"{query.gpu}:{max(query.gpu_count, 1)}" for query in queries))
     raise ConfigError(
         f"no provider is set up that rents out {wanted}: `local` is this computer and rents out no GPU",
-        fix="install the adapter of a provider you have an account with and set its key "
-        "(docs/write-a-provider.md lists what there is); `broker rehearse TASK` works without one",
+        fix="this version rents on `local` only; `broker rehearse TASK` tries the task here, without renting",
     )
 
 

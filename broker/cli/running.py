@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption, TaskArgument
-from broker.cli.screen import Screen, Usage
+from broker.cli.screen import Screen, Usage, mute_broken
 
 if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
@@ -84,14 +84,15 @@ def run_verb(
     with screen.waiting("the workdir to be packed and written to the home"):
         store = open_store(config.state, config.database)
         job = submit(plan.task, config=config, store=store, decision=plan.decision)
-    if detach:
-        return _detached(screen, job, config)
-    if screen.quiet:
-        screen.line(job.id)
-    else:
-        leave = "Ctrl-C asks what to do with it" if screen.interactive else LEAVE
-        screen.say(f"{job.id} submitted; {leave}")
-    return drive(screen, job, config)
+    with left_in_hands(screen, job, config):
+        if detach:
+            return _detached(screen, job, config)
+        if screen.quiet:
+            screen.line(job.id)
+        else:
+            leave = "Ctrl-C asks what to do with it" if screen.interactive else LEAVE
+            screen.say(f"{job.id} submitted; {leave}")
+        return drive(screen, job, config)
 
 
 def resume_verb(
@@ -113,10 +114,11 @@ def resume_verb(
 
     config = load()
     job = get(name, config=config).resume(pairs(env))
-    if detach:
-        return _detached(screen, job, config)
-    screen.say(f"{job.id} taken up again")
-    return drive(screen, job, config)
+    with left_in_hands(screen, job, config):
+        if detach:
+            return _detached(screen, job, config)
+        screen.say(f"{job.id} taken up again")
+        return drive(screen, job, config)
 
 
 def _task_or_command(
@@ -185,6 +187,43 @@ def drive(screen: Screen, job: Job, config: Config) -> int:
             return hand_over(screen, job, config)
     finish(screen, job)
     return 0
+
+
+@contextlib.contextmanager
+def left_in_hands(screen: Screen, job: Job, config: Config) -> Iterator[None]:
+    """Whatever ends the block, an active job has a broker: without one its machine goes on billing, unwatched.
+
+    Where the output is what was lost, the exit code is that of a job handed over, or of one that has ended its own.
+    """
+    from broker import engine
+    from broker.cli.follow import Interrupts
+
+    try:
+        yield
+    except BaseException as error:
+        with Interrupts():
+            lost = isinstance(error, OSError) and mute_broken()
+            if not _ended(job):
+                engine.ensure_background(config)
+                told = f"{_why(error)}{job.id} goes on in the background; stop it: broker stop {job.id}"
+                with contextlib.suppress(OSError):
+                    screen.say(told)
+                mute_broken()
+        if lost:
+            raise typer.Exit(job.exit_code if job.done else HANDED_OVER) from error
+        raise
+
+
+def _ended(job: Job) -> bool:
+    """Has it? No where even that cannot be read."""
+    try:
+        return job.refresh().done
+    except Exception:  # noqa: BLE001 - another error is on its way already
+        return False
+
+
+def _why(error: BaseException) -> str:
+    return f"the output cannot be written ({error.strerror}): " if isinstance(error, OSError) else ""
 
 
 def follow(follower: Follower, interrupts: Interrupts, on_interrupt: Callable[[], bool]) -> bool:
@@ -280,7 +319,7 @@ def rehearse_verb(
 
     Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict.
     """
-    from broker.cli.offers import pairs
+    from broker.cli.offers import pairs, refuse_shared
     from broker.cli.rehearsal import show
     from broker.config import load
     from broker.rehearse import NOTICES, Rehearsal
@@ -291,5 +330,9 @@ def rehearse_verb(
         if word not in NOTICES:
             raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
     loaded = load_task(task, envs=pairs(env))
+    for text in loaded.warnings:
+        if "workdir" in text:  # what is emulated or ignored matters where something is rented
+            screen.warn(text)
+    refuse_shared(loaded)
     rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt, notices=notices, seed=seed)
     return show(screen, rehearsal, keep=keep, yes=yes)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from broker.cli.screen import Screen
 
@@ -28,6 +30,24 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "quiet": (QuietOption, False),
     "no_color": (PlainOption, False),
 }
+
+
+TYPES = re.compile(r" <(?:str|list\[str\])>|; x>=\d+(?=\])|  \[x>=\d+\]|\s+\[required\]")
+BRACES = re.compile(r"\{([^{}\s|]+)\}(\.\.\.)?")
+
+
+class Verb(typer.core.TyperCommand):
+    """A verb whose help speaks of its arguments without the names of Python's types."""
+
+    def get_help(self, ctx: Any) -> str:
+        usage, line, rest = TYPES.sub("", super().get_help(ctx)).partition("\n")
+        usage = usage.replace("…]...", "…]")
+        return BRACES.sub(_bare, usage) + line + rest
+
+
+def _bare(found: re.Match[str]) -> str:
+    """`{TASK}...` as `TASK…`."""
+    return found[1] + ("…" if found[2] and not found[1].endswith("…") else "")
 
 
 def screen_of(output: Output | None, as_json: bool, quiet: bool, no_color: bool, base: Screen | None) -> Screen:
@@ -62,7 +82,7 @@ def verb(app: typer.Typer, **options: Any) -> Callable[[Callable[..., Any]], Cal
         command.__signature__ = own.replace(parameters=parameters, return_annotation=None)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         del command.__wrapped__
-        app.command(**options)(command)
+        app.command(cls=Verb, **options)(command)
         return function
 
     return register

@@ -82,3 +82,46 @@ def test_a_quoted_command_is_refused_with_the_words_to_write(cli: Cli) -> None:
     refused = cli("run", "--spot", "never", "--cpus", "1", "--", "python3 train.py", code=78)
     assert "no program is called 'python3 train.py'" in refused.stderr
     assert "-- python3 train.py, or" in refused.stderr
+
+
+def test_help_speaks_of_no_types(cli: Cli) -> None:
+    for verb in ("offers", "run", "plan", "wait", "tick", "stop", "rehearse"):
+        shown = cli(verb, "-h").stdout
+        assert [word for word in ("<str>", "<list", "x>=", "[[", "{", "0.0 ") if word in shown] == [], verb
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "rehearse"])
+@pytest.mark.parametrize(
+    "path", ["checkpoint: {path: /data/ckpt}", "checkpoint: {path: c}\nfile_mounts: {/data: t.yaml}"]
+)
+def test_an_absolute_path_is_refused_before_anything_starts(cli: Cli, verb: str, path: str) -> None:
+    (cli.folder / "t.yaml").write_text(f"run: echo hi\n{path}\n", encoding="utf-8")
+    refused = cli(verb, "t.yaml", *(["-y"] if verb != "plan" else []), code=78)
+    assert "is absolute, and `local` machines share this computer" in refused.stderr
+    assert "below ~/" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_a_plan_says_what_does_not_go_along(cli: Cli) -> None:
+    (cli.folder / "train.py").touch()
+    (cli.folder / "t.yaml").write_text("run: python train.py\nspot: never\n", encoding="utf-8")
+    done = cli("plan", "t.yaml")
+    assert "none: no file of yours goes along" in done.stdout
+    assert "none are kept" in done.stdout
+    assert "run names train.py, which lies beside the task file" in done.stderr
+    cli.task()
+    assert "outputs/*: kept for broker pull" in cli("plan", "counter").stdout
+
+
+def test_a_provider_that_is_not_there_is_named(cli: Cli) -> None:
+    (cli.folder / "t.yaml").write_text(
+        "run: echo\nspot: never\nresources: {accelerators: A100, infra: [vast, aws/us-1]}\n", encoding="utf-8"
+    )
+    cli.task()
+    for args in (["plan", "t.yaml"], ["plan", "counter", "--infra", "vast", "--infra", "aws"]):
+        refused = cli(*args, code=78)
+        assert "no provider named vast or aws is installed" in refused.stderr
+        assert "installed is: local" in refused.stderr
+    mixed = cli("plan", "counter", "--infra", "vast", "--infra", "local")
+    assert "warning: no provider named vast is installed" in mixed.stderr
+    assert "this version rents on `local` only" in cli("offers", "A100", code=78).stderr
