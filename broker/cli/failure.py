@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from broker.cli.screen import mute_broken, open_streams
 from broker.errors import BrokerError
 
 INTERRUPTED = 130
@@ -21,6 +22,17 @@ def exit_code(app: Callable[..., Any]) -> int:
     """Run the command and turn whatever comes out of it into an exit code, with words on stderr."""
     name = Path(sys.argv[0]).name
     program = "python -m broker" if name in ("__main__.py", "-c", "-m") else name
+    open_streams()
+    try:
+        code = _run(app, program)
+    except OSError:
+        # stderr has gone too: there is nobody to tell.
+        code = 1
+    mute_broken()
+    return code
+
+
+def _run(app: Callable[..., Any], program: str) -> int:
     try:
         code = app(prog_name=program, standalone_mode=False)
         sys.stdout.flush()
@@ -30,8 +42,8 @@ def exit_code(app: Callable[..., Any]) -> int:
     except KeyboardInterrupt:
         return report("interrupted", "", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output has gone, as with `| head`.
+        mute_broken()
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort, so that nobody is shown a traceback
         if type(error).__name__ == "NoArgsIsHelpError":

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from broker.errors import BrokerError
@@ -147,6 +148,41 @@ class Screen:
             timer.cancel()
             if status is not None:
                 status.stop()
+
+
+def open_streams() -> None:
+    """Give the program the standard streams that it was started without: Python has None for them.
+
+    Otherwise the next file that is opened becomes its stdout, a database for instance.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - for good
+
+
+def mute_broken() -> bool:
+    """Point stdout and stderr at nothing where they cannot be written any more; was there one?
+
+    Without it Python complains again when it flushes them at exit.
+    """
+    muted = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+            muted = True
+    return muted
 
 
 def _print(console: Console, parts: Sequence[RenderableType], style: str | None) -> None:
