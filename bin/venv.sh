@@ -32,11 +32,10 @@ prepare() {
     now=$(pwd; cksum pyproject.toml)
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ]; then return 0; fi
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-        echo "Making .venv" >&2
         rm -rf .venv
         make_venv || return 1
     fi
-    echo "Installing into .venv; this takes a minute or two the first time" >&2
+    echo "Installing ${what:-spotbroker} into .venv; this takes a minute or two the first time" >&2
     # Dependency groups need pip 25.1; `pip install --group` is how the tests' packages come.
     .venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1' || return 1
     .venv/bin/python -m pip install -q --disable-pip-version-check "$@" || return 1

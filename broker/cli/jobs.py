@@ -279,7 +279,8 @@ def pull_verb(
 ) -> None:
     """Download what a job has made.
 
-    That is the files that its task names as outputs. A folder made for them stays behind when a workdir around it is packed.
+    That is the files that its task names as outputs. A folder made for them stays behind when a workdir around it is
+    packed.
     """
     from broker.job import get
     from broker.workdir import mark_outputs

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.cli.follow import Follower, Interrupts
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from broker.rehearse import Hand, Rehearsal, Result
 
 INTERRUPTED = 130
+KEEP = 7 * 86400.0
+"""Seconds that a rehearsal's folder is kept for its user to look at."""
+
 TAIL = 12
 """Lines of a failed program's output that are shown."""
 
@@ -28,6 +35,7 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     """Perform a rehearsal, showing it; returns the verdict's exit code."""
     if not _agreed(screen, rehearsal, yes=yes):
         return 1
+    _clear_old(screen, rehearsal.folder.parent)
     _announce(screen, rehearsal)
     with Interrupts() as interrupts:
         try:
@@ -43,14 +51,45 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
             raise
     _tell(screen, result)
     if result.verdict.code == 0 and not keep:
-        rehearsal.remove()
+        with screen.waiting("the machines' folders to be removed"):
+            rehearsal.remove()
     elif rehearsal.folder.exists():
-        screen.say(f"kept for a look: {rehearsal.folder} (local/machines/*/ has each console.log and disk)")
+        _kept(screen, rehearsal.folder, result)
     if screen.json:
         screen.data(as_json(result))
     else:
         screen.line(result.verdict.text)
     return result.verdict.code
+
+
+def _kept(screen: Screen, folder: Path, result: Result) -> None:
+    """Where a rehearsal's remains are, how to read them, and how they go."""
+    where = shlex.quote(str(folder))
+    lines = [("kept", f"{folder}, each machine's disk in local/machines/; a later rehearsal removes it after a week")]
+    if (report := result.report or result.baseline) is not None:
+        lines.append(("its output", f"SPOTBROKER_STATE={where} broker logs {report.job}"))
+    lines.append(("remove it", f"rm -r {where}"))
+    for label, text in lines:
+        screen.say(f"{label:<10}  {text}")
+
+
+def _clear_old(screen: Screen, folder: Path) -> None:
+    """Remove what rehearsals of long ago have left."""
+    old = [path for path in folder.glob("*") if path.is_dir() and time.time() - _touched(path) > KEEP]
+    if old:
+        with screen.waiting("old rehearsals to be removed"):
+            for path in old:
+                shutil.rmtree(path, ignore_errors=True)
+        screen.say(f"removed {len(old)} kept rehearsal{'s' * (len(old) != 1)} older than a week from {folder}")
+
+
+def _touched(folder: Path) -> float:
+    """When something last changed in a rehearsal's folder, seconds since the epoch; one that runs writes to its own."""
+    found = [folder.stat().st_mtime]
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            found.append(path.stat().st_mtime)
+    return max(found)
 
 
 def _agreed(screen: Screen, rehearsal: Rehearsal, *, yes: bool) -> bool:
@@ -158,7 +197,8 @@ def _tell(screen: Screen, result: Result) -> None:
             screen.show(part)
         screen.show("")
     for check in result.verdict.checks:
-        screen.show(_check(check.good, check.text))
+        if check.text != result.verdict.why:  # that is the last line
+            screen.show(_check(check.good, check.text))
     for note in result.notes:
         screen.show(f"  note: {note}")
     if result.verdict.advice:

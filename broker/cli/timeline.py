@@ -21,9 +21,13 @@ COLORS = {
 }  # fmt: skip
 WORDS = {
     "boot": "boot", "setup": "setup", "wait": "wait", "restore": "restore", "run": "run", "save": "snapshot",
-    "notice": "notice", "preempted": "taken back", "lost": "lost", "done": "done", "failed": "failed",
-    "stopped": "stopped",
+    "notice": "notice", "preempted": "taken back (preempted)", "lost": "lost", "done": "done", "failed": "failed",
+    "stopped": "stopped", "close": "saved, and ended",
 }  # fmt: skip
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
+"""Seconds between two labels of an axis."""
+TOLD = 0.0001
+"""USD below which amounts say nothing, and are not compared."""
 ENDINGS = ("preempted", "lost", "done", "failed", "stopped")
 STRONG = (*ENDINGS, "notice", "save")
 """Which mark stands where several fall on one character."""
@@ -148,23 +152,23 @@ def lane(stay: Stay, begin: float, span: float, room: int) -> list[str]:
 
 def axis(span: float, room: int) -> str:
     """Labels of round times along `room` characters."""
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800)
-    step = next((s for s in steps if span / s <= max(2, room // 12)), steps[-1])
+    step = next((s for s in TICKS if span / s <= max(2, room // 12)), TICKS[-1])
     line = [" "] * (room + 12)
-    at = 0
-    while at <= span:
+    for number in range(int(span / step + 1e-9) + 1):
+        at = number * step
         label = _tick(at, step)
         place = int(at / span * room)
         if place + len(label) <= room:
             line[place : place + len(label)] = label
-        at += step
     return "".join(line).rstrip()
 
 
-def _tick(seconds: int, step: int) -> str:
+def _tick(seconds: float, step: float) -> str:
     """A label in the unit that suits the distance between two labels."""
+    if step < 1:
+        return f"{seconds:.1f}s" if seconds else "0"
     unit, length = next((u, n) for u, n in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)) if step >= n)
-    return f"{seconds // length}{unit}" if seconds else "0"
+    return f"{seconds // length:.0f}{unit}" if seconds else "0"
 
 
 def _moves(moves: Sequence[Move]) -> RenderableType:
@@ -195,7 +199,7 @@ def _money(report: Report) -> Text:
 
     line = Text("spent ")
     line.append(money(report.spent, simulated=report.simulated), style="bold")
-    if report.on_demand:
+    if report.on_demand and report.on_demand >= TOLD:
         saved = report.on_demand - report.spent
         line.append(f"; on demand {money(report.on_demand)}")
         line.append(f", saved {money(saved)} ({100 * saved / report.on_demand:.0f}%)" if saved > 0 else "")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
+import sys
+import time
 
 import pytest
 from cli.command import Cli, wait_for
@@ -125,3 +129,28 @@ def test_a_provider_that_is_not_there_is_named(cli: Cli) -> None:
     mixed = cli("plan", "counter", "--infra", "vast", "--infra", "local")
     assert "warning: no provider named vast is installed" in mixed.stderr
     assert "this version rents on `local` only" in cli("offers", "A100", code=78).stderr
+
+
+def test_a_kept_rehearsal_can_be_read_and_goes_after_a_week(cli: Cli) -> None:
+    old, recent = (cli.state / "rehearsals" / name for name in ("20200101-000000-1", "20200101-000000-2"))
+    for folder, at in ((old, 1.6e9), (recent, time.time())):
+        (folder / "local").mkdir(parents=True)
+        for path in (folder / "local", folder):
+            os.utime(path, (at, at))
+    cli.task(steps=6, habit="fails")
+    done = cli("rehearse", "counter", "-y", code=101)
+    assert "removed 1 kept rehearsal older than a week" in done.stderr
+    assert (old.exists(), recent.exists()) == (False, True)
+    lines = dict(
+        line.split("  ", 1) for line in done.stderr.splitlines() if line.startswith(("its output", "remove it"))
+    )
+    state, *command = shlex.split(lines["its output"])
+    read = subprocess.run(
+        [sys.executable, "-m", "broker", *command[1:]],
+        env={**cli.env, "SPOTBROKER_STATE": state.partition("=")[2]}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "something broke" in read.stdout
+    assert shlex.split(lines["remove it"])[:2] == ["rm", "-r"]
+    verdict = done.stdout.splitlines()[-1]
+    assert verdict.startswith("not proven: ")
+    assert done.stdout.count(verdict.removeprefix("not proven: ")) == 1, "said once"

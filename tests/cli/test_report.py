@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.cli.timeline import axis, lane, render
+from broker.cli.timeline import GLYPHS, MARKS, WORDS, axis, lane, render
 from broker.manifest import File, Manifest
 from broker.rehearse.advice import advise
 from broker.rehearse.compare import Difference, difference
@@ -118,6 +118,19 @@ def test_the_timeline_shows_when_what_was() -> None:
     assert set(cells[51:]) == {""}
     assert lane(second, 0.0, 100.0, 100)[98] == "done"
     assert axis(100.0, 60).split() == ["0", "30s", "60s", "90s"]
+    assert axis(1.1, 60).split() == ["0", "0.5s", "1.0s"]
+    assert axis(100 * 86400.0, 60).split()[-1] == "91d"
+
+
+def test_amounts_too_small_to_tell_are_not_compared() -> None:
+    from broker.cli.timeline import _money
+
+    assert str(_money(replace(report(), spent=0.00002, on_demand=0.00005))) == "spent < $0.0001 (simulated)"
+    assert "saved $" in str(_money(report()))
+
+
+def test_every_mark_and_stretch_is_in_the_legend() -> None:
+    assert set(WORDS) == {*GLYPHS, *MARKS}
 
 
 @pytest.mark.parametrize("width", [80, 120])
