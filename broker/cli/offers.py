@@ -113,7 +113,7 @@ def offers_verb(
         return None
     from broker.cli.tables import offers_table
 
-    screen.show(offers_table(found))
+    screen.show(offers_table(found, screen.width))
     if any(offer.simulated for offer in found):
         screen.say("local is this computer: its money is simulated", style="dim")
     return None

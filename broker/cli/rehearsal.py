@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.cli.follow import Follower, Interrupts
+from broker.cli.lines import wrapped
 from broker.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     if screen.json:
         screen.data(as_json(result))
     else:
-        screen.line(result.verdict.text)
+        screen.line(wrapped(result.verdict.text, sys.stdout))
     return result.verdict.code
 
 

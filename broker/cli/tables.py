@@ -113,20 +113,21 @@ def shape(offer: Offer) -> str:
     return ", ".join(parts)
 
 
-def offers_table(offers: Sequence[Offer]) -> Table:
-    """What can be rented now, one line per offer; the prices in USD per hour."""
+def offers_table(offers: Sequence[Offer], width: int) -> Table:
+    """What can be rented now, one line per offer; USD per hour, on a narrow screen without the parts of the price."""
+    parts = ("MACHINE", "DISK") if width >= WIDE else ()
     cards = any(offer.gpu for offer in offers)
     made = table(
-        "#", "WHERE", "TYPE", "HAS", "MARKET", "MACHINE", "DISK", "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE",
-        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "NOTICE"), fold=("WHERE", "HAS"),
+        "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE",
+        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "NOTICE"), fold=("HAS",),
     )  # fmt: skip
     for rank, offer in enumerate(offers, 1):
         spot = offer.market is Market.SPOT
         notice = ("none" if offer.notice is None else f"{offer.notice:.0f} s") if spot else ""
         per_card = [price(offer.hourly / max(offer.gpu_count, 1))] if cards else []
         made.add_row(
-            str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market), price(offer.price),
-            price(offer.disk_price), price(offer.hourly), *per_card, notice,
+            str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market),
+            *((price(offer.price), price(offer.disk_price)) if parts else ()), price(offer.hourly), *per_card, notice,
         )  # fmt: skip
     return made
 
@@ -137,7 +138,7 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
     known = bool(decision.ranked and decision.ranked[0].finish)
     made = table(
         "#", "WHERE", "TYPE", "MARKET", "MACHINE", "DISK", "USD/h", *(["TO FINISH"] if known else []), "WHY",
-        right=("#", "MACHINE", "DISK", "USD/h", "TO FINISH"), fold=("WHERE", "WHY"),
+        right=("#", "MACHINE", "DISK", "USD/h", "TO FINISH"), fold=("WHY",),
     )  # fmt: skip
     ranked = decision.ranked if everything else decision.ranked[:RANKED]
     for rank, candidate in enumerate(ranked, 1):
@@ -217,20 +218,21 @@ def why(candidate: Candidate, best: Candidate, rank: int) -> str:
 
 
 def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
-    """Jobs, one a line; on a narrow screen without the price per hour."""
+    """Jobs, one a line; on a narrow screen without the price per hour and the number of moves."""
     from rich.text import Text
 
     wide = ("USD/h",) if width >= WIDE else ()
+    moves = ("MOVES",) if width >= WIDE else ()
     made = table(
-        "JOB", "STATUS", "WHERE", *wide, "SPENT", "MOVES", "PROGRESS", "AGE",
-        right=("USD/h", "SPENT", "MOVES", "PROGRESS", "AGE"), fold=("WHERE",),
+        "JOB", "STATUS", "WHERE", *wide, "SPENT", *moves, "PROGRESS", "AGE",
+        right=("USD/h", "SPENT", "MOVES", "PROGRESS", "AGE"), fold=("JOB",),
     )  # fmt: skip
     for row in rows:
         status = Text(row["status"], style=STATUS_COLORS.get(row["status"], ""))
         place = f"{row['place']} {market(row['market'])}" if row["place"] else "–"
         hourly = (price(row["hourly"]),) if wide else ()
         made.add_row(
-            row["id"], status, place, *hourly, money(row["spent"]), str(row["moves"]),
+            row["id"], status, place, *hourly, money(row["spent"]), *([str(row["moves"])] if moves else ()),
             progress(row["step"], row["total"]), age(row["age"]),
         )  # fmt: skip
     return made

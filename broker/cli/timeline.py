@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ COLORS = {
 WORDS = {
     "boot": "boot", "setup": "setup", "wait": "wait", "restore": "restore", "run": "run", "save": "snapshot",
     "notice": "notice", "preempted": "taken back (preempted)", "lost": "lost", "done": "done", "failed": "failed",
-    "stopped": "stopped", "close": "saved, and ended",
+    "stopped": "stopped", "close": "closing",
 }  # fmt: skip
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 """Seconds between two labels of an axis."""
@@ -75,7 +76,7 @@ def _placements(report: Report) -> RenderableType:
         "SNAPSHOTS",
         "WHY",
         right=("#", "USD/h", "COST", "SNAPSHOTS"),
-        fold=("WHERE", "WHY"),
+        fold=("WHY",),
     )
     for stay in report.stays:
         steps = (
@@ -93,7 +94,7 @@ def _placements(report: Report) -> RenderableType:
 def _short(why: str) -> str:
     """A decision's reason without what the other columns say."""
     head, _, rest = why.partition("; ")
-    return rest or head
+    return re.sub(r"on-demand would be [\d.]+, (?=saves)", "", rest or head)
 
 
 def lanes(report: Report, width: int) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 
 import pytest
 from cli.command import Cli, wait_for
+from cli.test_words import on_terminal
 
 Finished = tuple[Cli, str, subprocess.CompletedProcess[str]]
 
@@ -154,3 +156,26 @@ def test_a_kept_rehearsal_can_be_read_and_goes_after_a_week(cli: Cli) -> None:
     verdict = done.stdout.splitlines()[-1]
     assert verdict.startswith("not proven: ")
     assert done.stdout.count(verdict.removeprefix("not proven: ")) == 1, "said once"
+
+
+NARROW = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def test_tables_fit_eighty_columns(finished: Finished) -> None:
+    cli, job, _ = finished
+    for args in (["offers"], ["plan", "counter"], ["ps", "-a"], ["show", job]):
+        code, shown = on_terminal(cli, *args, env=NARROW)
+        assert code == 0
+        places = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines() if "local/" in line]
+        assert all(re.search(r"local/(north/)?(north|south|east)-1\b", line) for line in places), shown
+        assert max(map(len, places)) <= 80, shown
+    assert "saves 62%" in shown
+    assert "on-demand would be" not in shown.partition("boot")[0], "the table leaves out what it shows elsewhere"
+
+
+def test_an_error_breaks_between_words_at_a_terminal_only(cli: Cli) -> None:
+    _, shown = on_terminal(cli, "offers", "A100", env=NARROW)
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [line[:7] for line in lines] == ["error: ", " " * 7, "  try: ", " " * 7]
+    assert len(cli("offers", "A100", code=78, env=NARROW).stderr.splitlines()) == 2
