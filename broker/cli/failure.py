@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from broker.cli.lines import wrapped
 from broker.cli.screen import mute_broken, open_streams
 from broker.errors import BrokerError
 
@@ -59,11 +60,12 @@ def _run(app: Callable[..., Any], program: str) -> int:
 def report(what: str, fix: str, code: int) -> int:
     """Print an error, a line for each thing that is wrong, and what to try; hand back its exit code."""
     first, *others = [line.strip() for line in what.split("\n") if line.strip()] or [""]
-    print(_styled("error:", "1;31"), first, file=sys.stderr)  # noqa: T201
+    print(_styled("error:", "1;31"), wrapped(first, sys.stderr, indent=7), file=sys.stderr)  # noqa: T201
     for other in others:
-        print(f"       {other}", file=sys.stderr)  # noqa: T201
+        print(f"       {wrapped(other, sys.stderr, indent=7)}", file=sys.stderr)  # noqa: T201
     if fix:
-        print(_styled("  try:", "1;32"), " ".join(fix.split("\n")), file=sys.stderr)  # noqa: T201
+        text = wrapped(" ".join(fix.split("\n")), sys.stderr, indent=7)
+        print(_styled("  try:", "1;32"), text, file=sys.stderr)  # noqa: T201
     return code
 
 
