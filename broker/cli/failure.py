@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.cli.lines import wrapped
-from broker.cli.screen import mute_broken, open_streams
+from broker.cli.screen import OutputLost, mute_broken, open_streams
 from broker.errors import BrokerError
 
 INTERRUPTED = 130
@@ -43,9 +44,10 @@ def _run(app: Callable[..., Any], program: str) -> int:
     except KeyboardInterrupt:
         return report("interrupted", "", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`.
-        mute_broken()
         return 1
+    except OutputLost as error:
+        # A reader who has gone, as with `| head`, wants no words.
+        return 1 if error.errno == errno.EPIPE else report(f"the output cannot be written: {error.strerror}", "", 1)
     except Exception as error:  # noqa: BLE001 - the last resort, so that nobody is shown a traceback
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())  # type: ignore[attr-defined]  # noqa: T201

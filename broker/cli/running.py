@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption, TaskArgument
-from broker.cli.screen import Screen, Usage, mute_broken
+from broker.cli.screen import OutputLost, Screen, Usage
 
 if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
@@ -202,14 +202,12 @@ def left_in_hands(screen: Screen, job: Job, config: Config) -> Iterator[None]:
         yield
     except BaseException as error:
         with Interrupts():
-            lost = isinstance(error, OSError) and mute_broken()
             if not _ended(job):
                 engine.ensure_background(config)
                 told = f"{_why(error)}{job.id} goes on in the background; stop it: broker stop {job.id}"
                 with contextlib.suppress(OSError):
                     screen.say(told)
-                mute_broken()
-        if lost:
+        if isinstance(error, OutputLost):
             raise typer.Exit(job.exit_code if job.done else HANDED_OVER) from error
         raise
 
@@ -223,7 +221,7 @@ def _ended(job: Job) -> bool:
 
 
 def _why(error: BaseException) -> str:
-    return f"the output cannot be written ({error.strerror}): " if isinstance(error, OSError) else ""
+    return f"the output cannot be written ({error.strerror}): " if isinstance(error, OutputLost) else ""
 
 
 def follow(follower: Follower, interrupts: Interrupts, on_interrupt: Callable[[], bool]) -> bool:

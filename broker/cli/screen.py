@@ -32,6 +32,18 @@ class Usage(BrokerError):  # noqa: N818 - named as sysexits and click name it
     exit_code = 2
 
 
+class OutputLost(OSError):  # noqa: N818 - what has happened
+    """stdout or stderr cannot be written any more: its reader has gone, or its disk is full."""
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputLost(error.errno, error.strerror) from error
+
+
 @dataclass
 class Screen:
     """One verb's output, as the global options ask for it.
@@ -95,8 +107,9 @@ class Screen:
 
     def line(self, text: str) -> None:
         """One line of data exactly as it is."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        with _writing():
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def data(self, value: Any) -> None:
         """Data for programs: one JSON document."""
@@ -168,12 +181,8 @@ def open_streams() -> None:
         setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - for good
 
 
-def mute_broken() -> bool:
-    """Point stdout and stderr at nothing where they cannot be written any more; was there one?
-
-    Without it Python complains again when it flushes them at exit.
-    """
-    muted = False
+def mute_broken() -> None:
+    """Point stdout and stderr at nothing where they cannot be written: Python would complain when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -181,16 +190,17 @@ def mute_broken() -> bool:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
-            muted = True
-    return muted
 
 
 def _print(console: Console, parts: Sequence[RenderableType], style: str | None) -> None:
     if console.is_terminal:
-        return console.print(*parts, style=style)
+        with _writing():
+            return console.print(*parts, style=style)
     with console.capture() as captured:
         console.print(*parts, style=style)
     # Tables pad their last column, which nobody wants in a file.
     lines = [line.rstrip() for line in captured.get().split("\n")]
-    console.file.write("\n".join(lines))
-    return console.file.flush()
+    with _writing():
+        console.file.write("\n".join(lines))
+        console.file.flush()
+    return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 
+import pytest
 from cli.command import Cli, wait_for
 
 Finished = tuple[Cli, str, subprocess.CompletedProcess[str]]
@@ -128,3 +130,53 @@ def test_a_killed_run_is_carried_on_by_the_next_broker(cli: Cli) -> None:
     assert cli("wait", job).stdout == f"{job} succeeded\n"
     (stay,) = cli.json("show", job)["stays"]
     assert (stay["first_step"], stay["last_step"]) == (1, 40), "it was not moved for that"
+
+
+def lost(cli: Cli, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which `$B` is the command, and wait for the job to have its background broker."""
+    return subprocess.run(
+        ["bash", "-c", f"B='{sys.executable} -m broker'; {script}"],
+        env=cli.env, cwd=cli.folder, text=True, capture_output=True, timeout=90, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("2>err | head -1", "Broken pipe"),
+        ("2>&1 | head -3", ""),
+        ("2>err >/dev/full", "No space left on device"),
+    ],
+)
+def test_a_run_that_loses_its_output_leaves_its_job_to_another(cli: Cli, ending: str, words: str) -> None:
+    """Nobody would drive it otherwise, and its machine would go on billing."""
+    cli.task(steps=60)
+    done = lost(cli, f"$B run counter -y {ending}; echo ${{PIPESTATUS[0]}} >code")
+    assert (cli.folder / "code").read_text() == "130\n"
+    err = (cli.folder / "err").read_text() if "err" in ending else ""
+    assert "Traceback" not in done.stderr + err
+    assert "Exception ignored" not in done.stderr + err
+    (job,) = cli.json("ps")
+    if words:
+        assert f"the output cannot be written ({words}): {job['id']} goes on in the background" in err
+    assert "no broker is running" not in cli("ps").stderr
+    assert cli("wait", job["id"], timeout=90).stdout == f"{job['id']} succeeded\n"
+    assert len(cli.json("show", job["id"])["stays"]) == 1
+
+
+@pytest.mark.parametrize("closed", [">&- <&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_run_without_standard_streams_runs(cli: Cli, closed: str) -> None:
+    cli.task(steps=5)
+    assert lost(cli, f"$B run counter -y {closed}").returncode == 0
+    (job,) = cli.json("ps", "-a")
+    assert job["status"] == "succeeded"
+
+
+def test_ps_says_when_nobody_drives(cli: Cli) -> None:
+    cli.task(steps=400)
+    process = cli.start("run", "counter", "-y", "-q")
+    job = wait_for(lambda: [row["id"] for row in cli.json("ps") if row["step"]], "the first step")[0]
+    assert cli("ps").stderr == ""
+    process.kill()
+    process.communicate()
+    assert f"no broker is running here that would move {job}; start one with: broker up" in cli("ps").stderr

@@ -66,6 +66,22 @@ job = broker.run(task_of(sys.argv[3]))
 said(id=job.id, status=job.status)
 """
 
+LEFT = """
+import os, signal, threading
+
+def on_event(event):
+    if event.kind == "running":
+        if sys.argv[3] == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            raise ValueError("in the caller's own code")
+
+try:
+    broker.run(task_of("count"), on_event=on_event)
+except BaseException as error:
+    said(kind=type(error).__name__, notes=error.__notes__)
+"""
+
 BESIDE_A_DBOS = """
 from dbos import DBOS, SetWorkflowID
 
@@ -144,6 +160,21 @@ def test_in_two_processes_at_once(site: Site) -> None:
     assert [answer["status"] for answer in programs[0].said()] == ["succeeded"] * 2
     adopt(site, count=2)
     site.audit(lost_at_most=0)
+
+
+@pytest.mark.parametrize(("how", "kind"), [("interrupt", "KeyboardInterrupt"), ("raise", "ValueError")])
+def test_a_program_that_leaves_its_job_leaves_it_to_a_broker(site: Site, how: str, kind: str) -> None:
+    program = Program(site, LEFT, "count", steps=150)
+    assert program.start(how).wait(90) == 0, site.log.read_text()
+    (left,) = program.said()
+    assert left["kind"] == kind
+    adopt(site, count=1)
+    (job,) = site.jobs
+    assert f"{job.id} goes on in the background; `broker stop {job.id}` ends it" in str(left["notes"])
+    assert not job.refresh().done
+    site.done(job)
+    site.audit(lost_at_most=0)
+    wait_for(lambda: not (site.config.state / "up.lock").exists(), "the background broker to end", 30)
 
 
 @pytest.mark.slow
