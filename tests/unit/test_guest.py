@@ -221,7 +221,41 @@ def test_a_log_of_a_silent_store_is_bounded(tmp_path):
         assert len(part) <= 1 << 20
         log.sent(len(part))
     log.write(b"after\n")
-    assert b"bytes of output were left out here\nafter\n" in log.part()
+    rest = read_out(log)
+    assert b"[spotbroker] %d bytes of output were left out here\nxxx" % (4 << 20) in rest
+    assert rest.endswith(b"xxxafter\n")
+
+
+def read_out(log):
+    parts = []
+    while part := log.part():
+        parts.append(part)
+        log.sent(len(part))
+    return b"".join(parts)
+
+
+def test_a_burst_keeps_its_end_and_the_words_about_it(tmp_path):
+    """A program that floods its output and dies says why in its last lines, which nothing may leave out."""
+    log = Log(tmp_path / "log", Mask(["hunter2"]))
+    log.say("the program starts")
+    for _ in range(70):
+        log.write(b"x" * (1 << 20))
+    log.say("a word in between")
+    for _ in range(3):
+        log.write(b"y" * (1 << 20))
+    log.write(b"\nTraceback: the last line, hunter2\n")
+    log.end()
+    log.say("the program has ended")
+    assert (tmp_path / "log").stat().st_size <= 69 << 20
+    out = read_out(log)
+    assert b"\n[spotbroker] a word in between\n" in out
+    assert out.count(b"were left out here\n") == 2
+    assert out.endswith(b"y\nTraceback: the last line, ***\n[spotbroker] the program has ended\n")
+    said = [int(line.split()[1]) for line in out.splitlines() if b"left out" in line]
+    shown = out.count(b"x") + out.count(b"y")
+    assert sum(said) + shown >= 73 << 20
+    log.write(b"more\n")
+    assert read_out(log) == b"more\n"
 
 
 def test_checkpoint_folders(tmp_path):
