@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from broker import errors, garbage, lifecycle
 from broker.config import Config
 from broker.home import JobKeys
-from broker.locks import gate_of, lock_of
+from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
 from broker.state import JobState, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
@@ -94,6 +94,8 @@ class Engine:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._life: threading.Thread | None = None
         self.closing = False
         self._busy = 0
         self._idle = threading.Condition()
@@ -123,6 +125,9 @@ class Engine:
         if failures:
             self.lock.release()
             raise failures[0]
+        # In a thread of its own: a duty of the upkeep may wait for minutes on a provider without standing still.
+        self._life = threading.Thread(target=self._show_life, name="spotbroker life", daemon=True)
+        self._life.start()
         self._upkeep = threading.Thread(target=self._keep_up, name="spotbroker upkeep", daemon=True)
         self._upkeep.start()
 
@@ -171,8 +176,17 @@ class Engine:
         logging.getLogger("dbos").setLevel(logging.CRITICAL + 1)
         if os.getpid() == self._pid:
             DBOS.destroy(destroy_registry=False)
+        self._closed.set()
+        if self._life is not None:
+            self._life.join()
         self.lock.release()
         self.world.store.close()
+
+    def _show_life(self) -> None:
+        while True:
+            self.lock.beat()
+            if self._closed.wait(BEAT):
+                return
 
     def drive(self, job: str) -> None:
         """Take a job that nobody drives and start it here."""
@@ -466,7 +480,7 @@ def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], Non
     One per installation: a second one says so and returns. Jobs go on running when it ends.
     """
     gate = gate_of(config)
-    if not gate.take():
+    if not _take(gate):
         on_line("a broker is already up here; it drives all jobs")
         return
     ended = threading.Event()
@@ -490,6 +504,15 @@ def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], Non
         gate.release()
         for which, handler in before:
             signal.signal(which, handler)
+
+
+def _take(gate: FileLock | AdvisoryLock) -> bool:
+    """Take the gate; whoever only looks whether it is free holds it for a moment, too."""
+    for _ in range(3):
+        if gate.take():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def tick(config: Config, *, wait: float = 30.0) -> None:

@@ -388,9 +388,9 @@ def run(
     """Run a task to its end: pick, launch, follow, move, account. Returns the ended job, whatever its end.
 
     This process drives the job. `detach` returns as soon as the job is written down; a broker in the background,
-    started if none is alive, drives it; one is also started where Ctrl-C or an error of `on_event` leaves the job. Raises
-    ConfigError and TaskError before anything is rented; how the job itself ended is `job.status`, and `job.check()`
-    raises it.
+    started if none is alive, drives it; one is also started where Ctrl-C or an error of `on_event` leaves the job.
+    Raises ConfigError and TaskError before anything is rented; how the job itself ended is `job.status`, and
+    `job.check()` raises it.
     """
     from broker import engine
     from broker.store import open_store

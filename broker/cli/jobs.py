@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.screen import Screen, Usage
+from broker.cli.still import tell_still, telling_still
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +44,7 @@ def ps_verb(
         return _watch(screen, config, everything=everything)
     found = jobs(active=not everything, config=config)
     _warn_without_broker(screen, found)
+    tell_still(screen, config)
     if screen.quiet:
         for job in found:
             screen.line(job.id)
@@ -238,7 +240,8 @@ def wait_verb(
     for job in found:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            with screen.waiting(lambda job=job: f"{job.id}, {job.status}"):  # type: ignore[misc]
+            waiting = screen.waiting(lambda job=job: f"{job.id}, {job.status}")  # type: ignore[misc]
+            with telling_still(screen, job.config), waiting:
                 job.wait(left)
         except JobUnfinished as error:
             if len(found) == 1:
@@ -334,7 +337,9 @@ def stop_verb(
         with screen.waiting("a background broker to start"):
             engine.ensure_background(config)
     for job in active:
-        with screen.waiting(lambda job=job: f"{job.id} to {'end' if now else 'save and end'}, {job.status}"):  # type: ignore[misc]
+        what = "end" if now else "save and end"
+        waiting = screen.waiting(lambda job=job, what=what: f"{job.id} to {what}, {job.status}")  # type: ignore[misc]
+        with telling_still(screen, config), waiting:
             job.wait(GONE_LIMIT)
     return _verify_gone(screen, config, found)
 

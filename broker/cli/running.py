@@ -12,6 +12,7 @@ import typer
 
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption, TaskArgument
 from broker.cli.screen import OutputLost, Screen, Usage
+from broker.cli.still import tell_still
 
 if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
@@ -163,6 +164,7 @@ def _detached(screen: Screen, job: Job, config: Config) -> int:
 
     with screen.waiting("a background broker to start"):
         engine.ensure_background(config)
+    tell_still(screen, config)
     if screen.json:
         screen.data({"id": job.id, "status": job.status, "home": job.row.home})
     else:

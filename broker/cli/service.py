@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.screen import Screen
+from broker.cli.still import tell_still, telling_still
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -41,7 +42,9 @@ def _others_work(screen: Screen, config: Config) -> bool:
     from broker.job import jobs
 
     told = False
+    still: set[str] = set()
     while engine.alive(config):
+        tell_still(screen, config, still)
         if not jobs(active=True, config=config):
             screen.say("nothing left to drive")
             return False
@@ -66,7 +69,7 @@ def tick_verb(
 
     config = load()
     other = "; a broker is up here too, and it drives most of them" if engine.alive(config) else ""
-    with screen.waiting(f"every active job to be looked after{other}"):
+    with telling_still(screen, config), screen.waiting(f"every active job to be looked after{other}"):
         engine.tick(config, wait=wait)
     active = jobs(active=True, config=config)
     if screen.json:

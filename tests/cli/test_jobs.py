@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from cli.command import Cli, wait_for
@@ -180,3 +182,28 @@ def test_ps_says_when_nobody_drives(cli: Cli) -> None:
     process.kill()
     process.communicate()
     assert f"no broker is running here that would move {job}; start one with: broker up" in cli("ps").stderr
+
+
+def test_a_broker_that_stands_still_is_named(cli: Cli) -> None:
+    """It holds its jobs, so nobody else can act on them: whoever waits is told why nothing happens."""
+    cli.task(steps=400)
+    job = cli("run", "counter", "-y", "-d").stdout.strip()
+    wait_for(lambda: cli.json("ps")[0]["step"], "the first step")
+    (lock,) = (cli.state / "engine.live").iterdir()
+    pid = int(wait_for(lock.read_text, "a sign of life"))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert "has not moved" not in cli("ps").stderr
+        os.utime(lock, (time.time() - 40, time.time() - 40))
+        words = f"the broker with process id {pid} has not moved for"
+        stopping = cli.start("stop", job)
+        for verb in (("ps",), ("wait", job, "--timeout", "0"), ("tick", "--wait", "0")):
+            told = cli(*verb, code=None).stderr
+            assert words in told, verb
+            assert f"`kill -CONT {pid}` wakes it, `kill -9 {pid}` lets another" in told
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    out, err = stopping.communicate(timeout=60)
+    assert words in err
+    assert out == f"{job} stopped\n"
+    assert "has not moved" not in cli("ps").stderr
