@@ -131,18 +131,20 @@ def hazards() -> int:
 
 def spells(available: Any, tick: float) -> list[tuple[float, ...]]:
     """For each zone and tick within a spell whose start was seen: up, ends now, age, record, hours."""
-    memory, rows = 24.0, []
+    from broker.policy.spells import FLIP_MEMORY, FLIPS, SHARE_MEMORY
+
+    rows = []
     for looks in available:
-        share, flips, age = 0.5, memory * 0.5, 0
-        fade = np.exp(-tick / memory)
+        share, flips, age = 0.5, FLIP_MEMORY * FLIPS, 0
+        keep, fade = np.exp(-tick / SHARE_MEMORY), np.exp(-tick / FLIP_MEMORY)
         for n in range(1, len(looks) - 1):
-            share = looks[n - 1] + (share - looks[n - 1]) * fade
+            share = looks[n - 1] + (share - looks[n - 1]) * keep
             changed = looks[n] != looks[n - 1]
             flips = flips * fade + changed
             age = 1 if changed else age + 1 if age else 0
             if age:
                 ends = looks[n + 1] != looks[n]
-                rows.append((looks[n], ends, age * tick, share, tick, flips / memory))
+                rows.append((looks[n], ends, age * tick, share, tick, flips / FLIP_MEMORY))
     return rows
 
 

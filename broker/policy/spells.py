@@ -12,19 +12,20 @@ from math import exp, log
 
 from broker.policy.renewal import DOWN_HAZARD, EDGES, UP_HAZARD, UP_SHARE
 
-MEMORY = 24.0
-"""Hours after which what a zone did counts 1/e. Fits of 6 to 168 h were best at 12 to 24 on traces left out."""
+SHARE_MEMORY, FLIP_MEMORY = 24.0, 96.0
+"""Hours after which having been up, and a change, count 1/e. The best pair of 6 to 168 h on traces left out."""
 
-FLIPS = 0.5
-"""Changes per hour of a zone that nothing is known of: 4,039 in 7,573 zone-hours of the tuning traces."""
+FLIPS = 0.25
+"""Changes per hour of a zone that nothing is known of. The tuning zones' median is 0.4; taking a zone for calmer until it
+is seen to flap was better where many were to be had (0.25 and 0.5 were tried)."""
 
 UNKNOWN = 6.0
 """Hours that a spell is taken to have lasted when it was first seen: a spell met at random is likely a long one."""
 
 # A hazard's factor is exp(constant + age * log(age) + share * logit(share up) + flips * log(flips an hour)), fitted by
 # Poisson regression to the tuning traces: `benchmarks/policy.py hazards`. Traces left out confirm the fit.
-_UP_FACTOR = (0.261, 0.129, -0.256, 0.279)
-_DOWN_FACTOR = (0.181, 0.109, 0.203, 0.274)
+_UP_FACTOR = (0.328, 0.112, -0.250, 0.336)
+_DOWN_FACTOR = (0.224, 0.090, 0.198, 0.295)
 
 _LEVELS = (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.5, 4.0, 8.0)
 _PRIOR = 4.0  # losses that the assumption about other zones is worth
@@ -39,26 +40,27 @@ class Zone:
 
     def __init__(self, at: float, up: bool) -> None:
         self.up, self.since = up, at - UNKNOWN
-        self._at, self._share, self._flips = at, 0.5, MEMORY * FLIPS
+        self._at, self._share, self._flips = at, 0.5, FLIP_MEMORY * FLIPS
 
     def see(self, at: float, up: bool) -> None:
         if up != self.up:
-            fade = self._fade(at)
-            self._share = self.up + (self._share - self.up) * fade
-            self._flips = self._flips * fade + 1
+            self._share, self._flips = self._record(at)
+            self._flips += 1
             self.up, self.since, self._at = up, at, at
 
-    def _fade(self, at: float) -> float:
-        return exp(min(0.0, self._at - at) / MEMORY)  # a clock set back makes nothing younger than new
+    def _record(self, at: float) -> tuple[float, float]:
+        """The share of the time that it was up, and how often it changed, both fading."""
+        passed = max(0.0, at - self._at)  # a clock set back makes nothing younger than new
+        share = self.up + (self._share - self.up) * exp(-passed / SHARE_MEMORY)
+        return share, self._flips * exp(-passed / FLIP_MEMORY)
 
     def hazard(self, at: float) -> float:
         """How often a spell like this ends, per hour."""
         age = max(0.0, at - self.since)
-        fade = self._fade(at)
-        share = self.up + (self._share - self.up) * fade
+        share, flips = self._record(at)
         c, by_age, by_share, by_flips = _UP_FACTOR if self.up else _DOWN_FACTOR
         factor = c + by_age * log(max(age, 0.1)) + by_share * log((share + 0.03) / (1.03 - share))
-        factor += by_flips * log(self._flips * fade / MEMORY + 0.02)
+        factor += by_flips * log(flips / FLIP_MEMORY + 0.02)
         return (UP_HAZARD if self.up else DOWN_HAZARD)[bisect_right(EDGES, age)] * exp(factor)
 
 
