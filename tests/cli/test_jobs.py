@@ -121,7 +121,7 @@ def test_run_in_quiet_and_json(cli: Cli) -> None:
 
 
 def test_a_killed_run_is_carried_on_by_the_next_broker(cli: Cli) -> None:
-    cli.task(steps=40)
+    cli.task(steps=120)
     process = cli.start("run", "counter", "-y", "-q")
     job = wait_for(lambda: [row["id"] for row in cli.json("ps") if row["step"]], "the first step")[0]
     process.kill()
@@ -131,7 +131,7 @@ def test_a_killed_run_is_carried_on_by_the_next_broker(cli: Cli) -> None:
     cli("up", "--until-idle", timeout=90)
     assert cli("wait", job).stdout == f"{job} succeeded\n"
     (stay,) = cli.json("show", job)["stays"]
-    assert (stay["first_step"], stay["last_step"]) == (1, 40), "it was not moved for that"
+    assert (stay["first_step"], stay["last_step"]) == (1, 120), "it was not moved for that"
 
 
 def lost(cli: Cli, script: str) -> subprocess.CompletedProcess[str]:
