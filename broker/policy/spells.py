@@ -16,8 +16,8 @@ SHARE_MEMORY, FLIP_MEMORY = 24.0, 96.0
 """Hours after which having been up, and a change, count 1/e. The best pair of 6 to 168 h on traces left out."""
 
 FLIPS = 0.25
-"""Changes per hour of a zone that nothing is known of. The tuning zones' median is 0.4; taking a zone for calmer until it
-is seen to flap was better where many were to be had (0.25 and 0.5 were tried)."""
+"""Changes per hour of a zone that nothing is known of. The tuning zones' median is 0.4; taking a zone for calmer until
+it is seen to flap was better where many were to be had (0.25 and 0.5 were tried)."""
 
 UNKNOWN = 6.0
 """Hours that a spell is taken to have lasted when it was first seen: a spell met at random is likely a long one."""
