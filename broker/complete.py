@@ -1,6 +1,7 @@
 """What in a checkpoint folder is complete, judged from outside the program that writes it.
 
-Each entry at the folder's top, file or directory, is judged by itself, by the first of these that applies:
+Each entry (`entries.py`: what lies at the folder's top, or in a directory that only holds checkpoints), file or
+directory, is judged by itself, by the first of these that applies:
 
 ========== ===========================================================================================
 unfinished its name says so (`tmp-checkpoint-9`, `x.part`, a leading dot …): never taken
@@ -29,10 +30,11 @@ import posixpath
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from broker.entries import DEEPEST, NUMBERED, UNFINISHED, entry_of, holds_checkpoints, unfinished
 from broker.formats import (
     METADATA,
     ORBAX_TMP,
@@ -48,35 +50,9 @@ from broker.formats import (
 )
 from broker.writers import open_for_writing
 
-UNFINISHED = ("tmp-*", "*.tmp", "*.part", "*.partial", "*.incomplete", "*_tmp", "*.orbax-checkpoint-tmp*", ".*")
+NAMED_UNFINISHED = "its name says it is not finished"
 TEMPORARY = (*UNFINISHED[:-1], ".~*")
 TRAINER = re.compile(r"(optimizer\.pt|scheduler\.pt|scaler\.pt|training_args\.bin|rng_state.*\.pth)$")
-NUMBERED = re.compile(r"checkpoint-\d+$")
-STEP = (
-    re.compile(r"step[-_=.]?(\d+)", re.IGNORECASE),
-    re.compile(r"(?:checkpoint|ckpt|iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
-    re.compile(r"(?:model|state|save)[-_=.](\d+)(?!\d|-of-)", re.IGNORECASE),
-    re.compile(r"^(\d+)$"),
-)
-
-
-def step_of(name: str) -> int | None:
-    """The training step in a checkpoint's name, such as `checkpoint-1000`, `epoch=9-step=950.ckpt`, `iter_0000100`."""
-    for pattern in STEP:
-        if found := pattern.search(name):
-            return int(found[1])
-    return None
-
-
-def newest_step(names: Iterable[str]) -> int | None:
-    """The highest step among checkpoint names, by number; never by text order or time. None where none carries one."""
-    return max((step for name in names if (step := step_of(name)) is not None), default=None)
-
-
-def unfinished(name: str) -> bool:
-    """Does an entry's name say that it is not finished?"""
-    # DCP's own `.metadata` is its last word, not a temporary file.
-    return not METADATA.match(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +72,7 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One top-level entry as it lay there at one moment. All paths are POSIX, relative to the checkpoint folder.
+    """One entry as it lay there at one moment. All paths are POSIX, relative to the checkpoint folder.
 
     folders: mode of every directory; links: target of every symbolic link that stays inside the checkpoint folder;
     left_out: members that are never taken, with the reason.
@@ -118,15 +94,24 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one look found. complete: entry -> its tree; how: entry -> by which rule; skipped: entry -> why not."""
+    """What one look found. complete: entry -> its tree; how: entry -> by which rule.
+
+    skipped: entry, or member that is never taken -> why not. containers: mode of every directory that holds entries.
+    """
 
     complete: Mapping[str, Tree]
     how: Mapping[str, str]
     skipped: Mapping[str, str]
+    containers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def incomplete(self) -> dict[str, str]:
+        """Entry -> why it is not complete."""
+        return {name: why for name, why in self.skipped.items() if entry_of(name, self.containers) == name}
 
 
 def read_tree(folder: Path, name: str) -> Tree:
-    """Stat one top-level entry and all below it. FileNotFoundError where the entry itself has gone."""
+    """Stat one entry and all below it. FileNotFoundError where the entry itself has gone."""
     top = folder / name
     found = top.lstat()
     files: dict[str, Stat] = {}
@@ -143,11 +128,11 @@ def read_tree(folder: Path, name: str) -> Tree:
                 left_out[relative] = f"a link that leads outside the checkpoint folder: {target}"
         elif stat.S_ISREG(seen.st_mode):
             if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in TEMPORARY):
-                left_out[relative] = "its name says it is not finished"
+                left_out[relative] = NAMED_UNFINISHED
             else:
                 files[relative] = Stat.of(seen)
         elif stat.S_ISDIR(seen.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
-            left_out[relative] = "its name says it is not finished"
+            left_out[relative] = NAMED_UNFINISHED
         elif stat.S_ISDIR(seen.st_mode):
             folders[relative] = stat.S_IMODE(seen.st_mode)
             with os.scandir(path) as members:
@@ -191,6 +176,7 @@ class Judge:
     _findings: dict[str, tuple[Stat, Finding]] = field(default_factory=dict)
     _formats: dict[str, tuple[Tree, bool, Finding]] = field(default_factory=dict)
     _inodes: dict[str, int] = field(default_factory=dict)
+    _containers: dict[str, int] = field(default_factory=dict)
     _temporary: frozenset[int] = frozenset()
     _renamed: dict[str, Tree] = field(default_factory=dict)
 
@@ -205,20 +191,23 @@ class Judge:
         skipped: dict[str, str] = {}
         trees: dict[str, Tree] = {}
         temporary: set[int] = set()
-        for name in self._names():
+        containers: dict[str, os.stat_result] = {}
+        for name in self._names("", containers):
             try:
                 if unfinished(name):
                     temporary |= self._inodes_below(name)
-                    skipped[name] = "its name says it is not finished"
+                    skipped[name] = NAMED_UNFINISHED
                 else:
                     trees[name] = read_tree(self.folder, name)
             except FileNotFoundError:
                 continue
+        self._containers = {name: found.st_ino for name, found in containers.items()}
         self._note_renames(trees)
-        trainer = any(f"{name}/trainer_state.json" in tree.files for name, tree in trees.items())
+        # Where one Trainer's checkpoint lies, its neighbours are meant to become such too.
+        trainers = {_place(name) for name, tree in trees.items() if f"{name}/trainer_state.json" in tree.files}
         for name, tree in sorted(trees.items()):
             try:
-                verdict, reason = self._judge(tree, now, ended, trainer, steady)
+                verdict, reason = self._judge(tree, now, ended, _place(name) in trainers, steady)
             except FileNotFoundError:
                 verdict, reason = "", "changed while it was looked at"
             skipped.update(tree.left_out)
@@ -232,19 +221,41 @@ class Judge:
             for holder in (complete, how) if fault else (skipped,):
                 del holder[name]
         for name in [name for name, tree in complete.items() if name in tree.links]:
-            target = posixpath.normpath(complete[name].links[name]).partition("/")[0]
-            if target not in complete:
+            target = entry_of(posixpath.normpath(f"{_place(name)}{complete[name].links[name]}"), containers)
+            if target not in complete and target not in containers:
                 del complete[name], how[name]
                 skipped[name] = f"leads to {target}, which is not complete"
         self._forget(trees)
         self._temporary = frozenset(temporary)
-        return Scan(complete, how, skipped)
+        modes = {name: stat.S_IMODE(found.st_mode) for name, found in containers.items()}
+        return Scan(complete, how, skipped, modes)
 
-    def _names(self) -> list[str]:
+    def _names(self, place: str, containers: dict[str, os.stat_result]) -> list[str]:
+        """The entries in the folder, or in a container in it (`place`, with a slash at its end); fills `containers`."""
         try:
-            return sorted(path.name for path in self.folder.iterdir())
-        except FileNotFoundError:
+            found = sorted(f"{place}{path.name}" for path in (self.folder / place).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        names: list[str] = []
+        for name in found:
+            if (seen := self._container(name)) is None:
+                names.append(name)
+            else:
+                containers[name] = seen
+                names += self._names(f"{name}/", containers)
+        return names
+
+    def _container(self, name: str) -> os.stat_result | None:
+        """The directory's state if it is a container. With a marker every directory is judged by that."""
+        if self.marker or unfinished(name) or name.count("/") >= DEEPEST:
+            return None
+        try:
+            found = (self.folder / name).lstat()
+            once = self._containers.get(name) == found.st_ino
+            holds = stat.S_ISDIR(found.st_mode) and holds_checkpoints(self.folder / name, once=once)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found if holds else None
 
     def _inodes_below(self, name: str) -> set[int]:
         """The entry's inode, and those directly inside it: files are also moved out of a temporary directory."""
@@ -257,6 +268,7 @@ class Judge:
         return inodes
 
     def _note_renames(self, trees: Mapping[str, Tree]) -> None:
+        moved = [f"{name}/" for name, inode in self._containers.items() if inode in self._temporary]
         for name, tree in trees.items():
             before = self._inodes.get(name)
             if before == tree.inode:
@@ -265,7 +277,8 @@ class Judge:
             # A rename sets the change time only, writing sets both: a new inode under a known name whose content is
             # older than its change time was put there whole.
             replaced = before is not None and found is not None and 0 < found.mtime_ns < found.ctime_ns
-            if tree.inode in self._temporary or (replaced and found is not None and found.size > 0):
+            whole = tree.inode in self._temporary or any(name.startswith(place) for place in moved)
+            if whole or (replaced and found is not None and found.size > 0):
                 self._renamed[name] = tree
         self._inodes = {name: tree.inode for name, tree in trees.items()}
 
@@ -345,7 +358,7 @@ class Judge:
 
     def _together(self, trees: Mapping[str, Tree], now: float, ended: bool) -> tuple[list[str], str]:
         """What lies at the top of a folder that is itself a DCP checkpoint, and why that is not whole."""
-        if not shards_of(trees):
+        if "" not in shards_of(trees):
             return [], ""
         members = [name for name in trees if SHARD.match(name) or METADATA.match(name)]
         files = {name: trees[name].files[name] for name in members if name in trees[name].files}
@@ -400,9 +413,14 @@ def _is_trainers(tree: Tree, trainer: bool) -> bool:
     """
     if f"{tree.name}/trainer_state.json" in tree.files:
         return True
-    if not NUMBERED.match(tree.name):
+    if not NUMBERED.match(tree.name.rpartition("/")[2]):
         return False
     return trainer or any(TRAINER.match(path.rpartition("/")[2]) for path in tree.files)
+
+
+def _place(name: str) -> str:
+    """Where an entry lies: empty, or its container with a slash."""
+    return name[: name.rfind("/") + 1]
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -30,6 +30,8 @@ SHARD = re.compile(r"__\d+_\d+\.distcp$")
 NAMED = re.compile(rb"__\d+_\d+\.distcp")
 METADATA = re.compile(r"(?:__\d+)?\.metadata$")
 ORBAX = ("_CHECKPOINT_METADATA", "orbax.checkpoint")
+CHUNKED = (".zarray", ".zgroup", "zarr.json")
+"""What Zarr puts into its directories; their chunks bear bare numbers."""
 ORBAX_TMP = "*.orbax-checkpoint-tmp*"
 OURS = "meta.pt"
 """What Lightning adds to a sharded checkpoint when all else is written."""
@@ -126,6 +128,12 @@ def dcp_settled(folder: str, files: Mapping[str, Stat]) -> bool:
     closing = [found.mtime_ns for name, found in inside.items() if METADATA.match(name) or name == OURS]
     last = OURS in inside or not folder.endswith(".ckpt")
     return last and max(closing, default=0) >= max((found.mtime_ns for found in inside.values()), default=0)
+
+
+def has_format(names: Iterable[str]) -> bool:
+    """Do the names in a directory say that it is a checkpoint of a known format, or an array?"""
+    known = {"trainer_state.json", *ORBAX, *CHUNKED}
+    return any(name in known or SHARD.match(name) or METADATA.match(name) for name in names)
 
 
 def is_orbax(tree: Tree) -> bool:

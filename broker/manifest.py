@@ -28,7 +28,7 @@ class File:
 class Manifest:
     """One snapshot. Paths are POSIX, relative to the checkpoint folder.
 
-    at: seconds since the epoch. step: the training step it stands for, None where unknown. entries: top-level entry ->
+    at: seconds since the epoch. step: the training step it stands for, None where unknown. entries: entry ->
     how it was judged complete, the oldest first. skipped: entry or member -> why it is not in. folders: mode of every
     directory. links: target of every symbolic link.
     """

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from broker.blobs import MIB, Changed, Pace, Uploads, fetch, free_space, hash_file, room, settle
 from broker.complete import Stat
+from broker.entries import containers_of, entry_of
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys, lineage
 from broker.manifest import File, Manifest, checked
@@ -83,10 +84,13 @@ def _fill(home: Home, keys: JobKeys, manifest: Manifest, fresh: Path, pace: Pace
     # Whole seconds, oldest entry first: order by time is order by step, and the Snapshotter knows restored files by it.
     first = int(time.time()) - len(manifest.entries)
     when = {name: first + rank for rank, name in enumerate(manifest.entries)}
+    containers = containers_of(manifest.entries)
+    for name in manifest.entries:  # so a container is as old as the newest in it
+        when |= dict.fromkeys(containers_of([name]), when[name])
     for path in manifest.files:
-        os.utime(fresh / path, (when[path.partition("/")[0]],) * 2)
+        os.utime(fresh / path, (when[entry_of(path, containers)],) * 2)
     for path, mode in sorted(manifest.folders.items(), reverse=True):
-        os.utime(fresh / path, (when[path.partition("/")[0]],) * 2)
+        os.utime(fresh / path, (when.get(entry_of(path, containers), first),) * 2)
         (fresh / path).chmod(mode)
     return fetched
 
@@ -128,13 +132,21 @@ def read_parent(raw: bytes) -> tuple[int, int] | None:
 class _Lineage:
     """The chain that a generation may restore from, as home and broker have it. The broker's word wins."""
 
-    def __init__(self, home: Home, keys: JobKeys, parents: Mapping[int, tuple[int, int] | None]) -> None:
-        self.home, self.keys, self.parents = home, keys, dict(parents)
+    def __init__(
+        self,
+        home: Home,
+        keys: JobKeys,
+        parents: Mapping[int, tuple[int, int] | None],
+        seqs: Mapping[int, int] | None = None,
+    ) -> None:
+        self.home, self.keys, self.parents, self.seqs = home, keys, dict(parents), dict(seqs or {})
         self._objects: dict[int, bytes | None] = {}
+        self._limits: dict[int, int] = {}
         self.expected = False
+        self.problems: list[str] = []
 
     def started(self, generation: int) -> bool:
-        if generation in self.parents:
+        if generation in self.parents or self.seqs.get(generation):
             return True
         if generation not in self._objects:
             self._objects[generation] = self.home.find(self.keys.parent(generation))
@@ -146,11 +158,22 @@ class _Lineage:
         else:
             raw = self._objects.get(generation) or self.home.find(self.keys.parent(generation))
             parent = read_parent(raw) if raw else None
-        self.expected |= parent is not None
+        if parent is not None:
+            self.expected = True
+            self._limits[parent[0]] = parent[1]
         return parent
 
     def manifests_of(self, generation: int) -> list[int]:
-        return snapshots_of(self.home, self.keys, generation)
+        found = snapshots_of(self.home, self.keys, generation)
+        told = self.seqs.get(generation, 0)
+        newest, heard = max(found, default=0), min(told, self._limits.get(generation, told))
+        if newest < heard:
+            self.expected = True
+            there = f"the newest there is {newest}" if found else "none is there"
+            self.problems.append(
+                f"machine {generation} had published snapshots up to {generation}/{heard}, but {there}"
+            )
+        return found
 
     def closed_seq(self, generation: int) -> int | None:
         raw = self.home.find(self.keys.closed(generation))
@@ -181,6 +204,7 @@ def restore_newest(
     folder: Path,
     parents: Mapping[int, tuple[int, int] | None],
     *,
+    expected: Mapping[int, int] | None = None,
     avoid: Collection[tuple[int, int]] = (),
     pace: Pace | None = None,
 ) -> tuple[Manifest | None, tuple[str, ...]]:
@@ -188,10 +212,12 @@ def restore_newest(
 
     None only where the job has never published one. A damaged snapshot falls back to its predecessor; where there were
     snapshots and none can be restored, SnapshotCorrupt: a job never starts from nothing in silence. parents: the
-    broker's copy of the lineage. avoid: snapshots not to be taken, because resuming from them failed.
+    broker's copy of the lineage. expected: generation -> the newest snapshot that it told the broker of; where these
+    are missing from the home, that is a problem like a damaged one. avoid: snapshots not to be taken, because resuming
+    from them failed.
     """
-    chain = _Lineage(home, keys, parents)
-    problems: list[str] = []
+    chain = _Lineage(home, keys, parents, expected)
+    problems = chain.problems
     for generation, seq in chain.walk(below):
         if (generation, seq) in avoid:
             problems.append(f"snapshot {generation}/{seq} is passed over")

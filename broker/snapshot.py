@@ -8,16 +8,16 @@ puts a snapshot back. Runs on the rented machine: standard library and obstore o
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from broker.blobs import EMPTY, Changed, Pace, Uploads, hash_file, settle
-from broker.complete import Judge, Scan, Stat, Tree, newest_step, read_tree, step_of
+from broker.complete import Judge, Scan, Stat, Tree, read_tree
+from broker.entries import containers_of, entry_of, kind_of, newest_step, step_of
 from broker.errors import HomeError
 from broker.home import Home, JobKeys
 from broker.manifest import File, Manifest
@@ -186,15 +186,18 @@ class Snapshotter:
     ) -> Manifest | None:
         """The next manifest: what was taken, and the last version of what is being rewritten; None without news."""
         last = self.last
-        carried = self._carried(taken)
+        containers = self._containers(scan)
+        carried = self._carried(taken, containers)
         names = sorted({*taken, *carried}, key=lambda name: (step_of(name) or -1, *_age(scan, name)))
         files = {path: file for entry in taken.values() for path, file in entry.items()}
         folders = {path: mode for name in taken for path, mode in scan.complete[name].folders.items()}
         links = {path: target for name in taken for path, target in scan.complete[name].links.items()}
         if last is not None:
-            files |= _below(last.files, carried)
-            folders |= _below(last.folders, carried)
-            links |= _below(last.links, carried)
+            files |= _below(last.files, carried, containers)
+            folders |= _below(last.folders, carried, containers)
+            links |= _below(last.links, carried, containers)
+            folders |= {path: last.folders[path] for path in containers_of(carried) & last.folders.keys()}
+        folders |= scan.containers
         newest = max((scan.complete[name].newest for name in taken), default=0) / 1e9
         if step is None:
             step = newest_step(names)
@@ -213,11 +216,21 @@ class Snapshotter:
         )
         if not names or (last is not None and manifest.same_content(last)):
             return None
-        if last is not None and not any(_differs(manifest, last, name) for name in taken):
+        if last is not None and not _news(manifest, last, taken, containers):
             return None  # entries have only gone: a deletion by itself is no checkpoint
         return manifest
 
-    def _carried(self, taken: Mapping[str, object]) -> set[str]:
+    def _containers(self, scan: Scan) -> set[str]:
+        """The directories that hold entries now, and those of the last manifest's that are no entry themselves now.
+
+        By these the last manifest's paths belong to the entries of today: a directory that was taken whole may since
+        hold checkpoints of their own, or the other way round, and nothing of it may be lost on the way.
+        """
+        before = containers_of(self.last.entries) if self.last is not None else set()
+        found = {*scan.containers, *before} - scan.complete.keys() - scan.skipped.keys()
+        return {name for name in found if entry_of(name, found) == name}
+
+    def _carried(self, taken: Collection[str], containers: Collection[str]) -> set[str]:
         """Entries of the last manifest whose last version goes into the next one.
 
         These are being rewritten, or have gone without another of their kind (the same name but for its numbers) in
@@ -226,15 +239,16 @@ class Snapshotter:
         if self.last is None:
             return set()
         now = self.clock()
-        kinds = {_kind(name) for name in taken}
+        kinds = {kind_of(name) for name in taken}
         carried = set()
-        for name in self.last.entries:
+        paths = {*self.last.files, *self.last.folders, *self.last.links} - set(containers)
+        for name in {entry_of(path, containers) for path in paths}:
             if name in taken:
                 self._gone.pop(name, None)
             elif (self.folder / name).exists() or (self.folder / name).is_symlink():
                 self._gone.pop(name, None)
                 carried.add(name)
-            elif _kind(name) not in kinds and now - self._gone.setdefault(name, now) < VANISHED_FOR:
+            elif kind_of(name) not in kinds and now - self._gone.setdefault(name, now) < VANISHED_FOR:
                 carried.add(name)
         return carried
 
@@ -256,18 +270,24 @@ def _age(scan: Scan, name: str) -> tuple[int, str]:
     return (tree.newest if tree else 0, name)
 
 
-def _kind(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
-
-
-def _below(members: Mapping[str, T], entries: Iterable[str]) -> dict[str, T]:
+def _below(members: Mapping[str, T], entries: Collection[str], containers: Collection[str]) -> dict[str, T]:
     """The members that lie in one of the entries."""
-    wanted = set(entries)
-    return {path: value for path, value in members.items() if path.partition("/")[0] in wanted}
+    return {
+        path: value
+        for path, value in members.items()
+        if path not in containers and entry_of(path, containers) in entries
+    }
 
 
-def _differs(one: Manifest, other: Manifest, entry: str) -> bool:
+def _news(one: Manifest, other: Manifest, taken: Collection[str], containers: Collection[str]) -> bool:
+    """Does anything differ between two manifests within the entries that were taken?"""
+    pairs: tuple[tuple[Mapping[str, object], Mapping[str, object]], ...] = (
+        (one.files, other.files),
+        (one.folders, other.folders),
+        (one.links, other.links),
+    )
     return any(
-        _below(mine, [entry]) != _below(theirs, [entry])
-        for mine, theirs in ((one.files, other.files), (one.folders, other.folders), (one.links, other.links))
+        mine.get(path) != theirs.get(path) and entry_of(path, containers) in taken
+        for mine, theirs in pairs
+        for path in mine.keys() | theirs.keys()
     )

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from broker.complete import Scan
+from broker.complete import NAMED_UNFINISHED, Scan
+from broker.entries import kind_of, step_of
 from broker.errors import HomeAccessExpired
 from broker.guest.status import Status
 from broker.guest.steps import Steps
@@ -19,7 +20,8 @@ AFTER_ERROR = 5.0
 class Publisher(threading.Thread):
     """Scans every `scan` seconds and publishes what is new, at least `every` seconds apart.
 
-    A store that fails costs a warning and another try; the program never notices. expired: takes fresh access.
+    A store that fails costs a warning and another try; the program never notices. patience: seconds after which an
+    entry that is still not complete is warned of. expired: takes fresh access.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Publisher(threading.Thread):
         *,
         scan: float,
         every: float,
+        patience: float,
         status: Status,
         steps: Steps,
         expired: Callable[[], None],
@@ -38,7 +41,9 @@ class Publisher(threading.Thread):
         self.uploading = False
         self._scan, self._every, self._expired = scan, every, expired
         self._stop_asked = threading.Event()
+        self._patience = patience
         self._unfinished: dict[str, float] = {}
+        self._warned: set[str] = set()
         self._next = 0.0
 
     def run(self) -> None:
@@ -49,6 +54,7 @@ class Publisher(threading.Thread):
         try:
             scan = self.snapshotter.scan()
             self._measure(scan)
+            self._warn(scan)
             if time.monotonic() >= self._next and scan.complete:
                 reachable(self.snapshotter.home.url)
                 self.uploading = True
@@ -85,9 +91,24 @@ class Publisher(threading.Thread):
         """How long the program takes to save: from an entry's first, unfinished sight until it is complete."""
         now = time.monotonic()
         for name, begun in list(self._unfinished.items()):
-            if name in scan.complete:
+            # A log in a container is written all the time: that it was quiet once says nothing of a save.
+            log = "/" in name and step_of(name) is None and scan.how.get(name) in ("quiet", "closed")
+            if name in scan.complete and not log:
                 self.status.timing("save", now - begun)
             if name not in scan.skipped:
                 del self._unfinished[name]
         for name in scan.skipped:
             self._unfinished.setdefault(name, now)
+
+    def _warn(self, scan: Scan) -> None:
+        """Say once of each kind of entry that it does not become complete. Temporary names are meant not to."""
+        now = time.monotonic()
+        for name, why in scan.incomplete.items():
+            waited = now - self._unfinished.get(name, now)
+            if why == NAMED_UNFINISHED or waited <= self._patience or kind_of(name) in self._warned:
+                continue
+            self._warned.add(kind_of(name))
+            self.status.warn(
+                f"{name} in the checkpoint folder has been incomplete for {waited:.0f} s, and no snapshot takes it so: "
+                f"{why}; write to a temporary name and rename it into place, or set checkpoint.complete"
+            )

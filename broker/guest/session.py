@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from broker.entries import containers_of, entry_of
 from broker.errors import SnapshotCorrupt
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
@@ -16,6 +17,7 @@ from broker.guest.publisher import Publisher
 from broker.guest.restarts import Again, Restarts
 from broker.snapshot import Snapshotter
 
+INCOMPLETE_FOR = 60.0  # seconds after which something that does not become complete is worth a word
 LAST_OF_FAILED = 60.0  # seconds for which a failed run's last snapshot is tried before the next run
 
 
@@ -100,8 +102,15 @@ class Session:
             quiet=c.boot.quiet,
             verified=self.preparation.restored,
         )
+        patience = 6 * c.boot.quiet
         return Publisher(
-            snapshotter, scan=c.boot.scan, every=spec.every, status=c.status, steps=c.steps, expired=c.uplink.renew
+            snapshotter,
+            scan=c.boot.scan,
+            every=spec.every,
+            patience=patience if c.boot.provider == "local" else max(INCOMPLETE_FOR, patience),
+            status=c.status,
+            steps=c.steps,
+            expired=c.uplink.renew,
         )
 
     def _opened(self) -> Opened | None:
@@ -113,7 +122,8 @@ class Session:
         # The guest's own look into the restored files comes first, so that every later one is the program's.
         self.publisher.snapshotter.scan()
         rank = {name: place for place, name in enumerate(manifest.entries)}
-        newest_first = sorted(manifest.files, key=lambda path: -rank.get(path.partition("/")[0], -1))
+        containers = containers_of(manifest.entries)
+        newest_first = sorted(manifest.files, key=lambda path: -rank.get(entry_of(path, containers), -1))
         opened = Opened(self.preparation.checkpoint, newest_first)
         c.status.set(opened=opened.to_json())
         return opened

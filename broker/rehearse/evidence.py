@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from broker.complete import Judge, newest_step, step_of
+from broker.complete import Judge
+from broker.entries import newest_step, step_of
 from broker.formats import ARCHIVES, WEIGHTS
 from broker.rehearse.hand import SECONDS
 from broker.rehearse.series import Series, falls, read
@@ -117,7 +118,7 @@ def new_step(restored: Manifest | None, own: Iterable[Manifest]) -> int | None:
 
 
 def _content(manifest: Manifest, entry: str) -> dict[str, str]:
-    return {path: file.sha256 for path, file in manifest.files.items() if path.partition("/")[0] == entry}
+    return {path: file.sha256 for path, file in manifest.files.items() if f"{path}/".startswith(f"{entry}/")}
 
 
 def _disk(root: Path, row: PlacementRow) -> Path | None:
@@ -155,8 +156,11 @@ def _saved_when_asked(
     if disk is None or asked is None or not asked.exists():
         return any(manifest.at > taken_at for manifest in own)
     moment, folder = asked.stat().st_mtime, _checkpoints(disk, task)
+    left_out = tuple(f"{name}/" for name in cut)
     return any(
-        path.stat().st_mtime >= moment for path in _files(folder, set()) if path.relative_to(folder).parts[0] not in cut
+        path.stat().st_mtime >= moment
+        for path in _files(folder, set())
+        if not f"{path.relative_to(folder).as_posix()}/".startswith(left_out)
     )
 
 
@@ -164,7 +168,7 @@ def half_written(disk: Path, task: Task, last: Manifest | None) -> dict[str, str
     """What lies in a dead machine's checkpoint folder and is in no snapshot, because it was not whole."""
     marker = task.checkpoint.complete if task.checkpoint else None
     scan = Judge(_checkpoints(disk, task), marker, 0.0).look(ended=True)
-    cut = {name: why for name, why in scan.skipped.items() if "/" not in name}
+    cut = scan.incomplete
     known = last.entries if last is not None else {}
     for name, how in scan.how.items():
         if how == "quiet" and known.get(name, "carried") == "carried":

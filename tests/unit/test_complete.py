@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as safetensors_bytes
 
-from broker.complete import Judge, link_stays_inside, newest_step, step_of, unfinished
+from broker.complete import Judge, link_stays_inside
+from broker.entries import newest_step, step_of, unfinished
 from broker.formats import inspect
 from broker.writers import open_for_writing
 

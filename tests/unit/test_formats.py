@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.complete import Judge, newest_step, step_of
+from broker.complete import Judge
+from broker.entries import newest_step, step_of
 
 
 def torch_zip() -> bytes:
