@@ -38,6 +38,7 @@ from urllib.parse import unquote, urlsplit
 from broker.errors import ConfigError, HomeAccessDenied, HomeAccessExpired, HomeError, HomeUnavailable
 
 EXPIRED = re.compile(r"ExpiredToken|RequestTimeTooSkewed|InvalidToken|token (has |is )?expired", re.IGNORECASE)
+KEYS = "check the keys, in [home_config] or the environment, and that they may read and write there"
 DENIED = re.compile(r"\b403\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId", re.IGNORECASE)
 
 
@@ -77,11 +78,26 @@ class Entry:
 
 
 class Home:
-    """One object store prefix. Every method raises a `HomeError` and nothing else of the store's."""
+    """One object store prefix. Every method raises a `HomeError` and nothing else of the store's.
 
-    def __init__(self, access: Access) -> None:
+    make: make the folder of a `file://` home. Without it, and from then on, a folder that is not there is
+    HomeUnavailable: a home that has been moved away must not come back empty.
+    """
+
+    def __init__(self, access: Access, *, make: bool = True) -> None:
         self.access = access
-        self.store, self.is_local = _open(access)
+        self.store, self.folder = _open(access, make=make)
+
+    @property
+    def is_local(self) -> bool:
+        return self.folder is not None
+
+    @contextmanager
+    def _reached(self, key: str) -> Iterator[None]:
+        if self.folder is not None and not self.folder.is_dir():
+            raise _gone(self.url)
+        with translated(key):
+            yield
 
     @property
     def url(self) -> str:
@@ -89,19 +105,19 @@ class Home:
 
     def put(self, key: str, data: bytes) -> None:
         """Write one small object whole, over what was there."""
-        with translated(key):
+        with self._reached(key):
             self.store.put(key, data, use_multipart=False)
 
     def put_file(self, key: str, path: Path) -> None:
         """Write one file, in parts where it is large, over what was there."""
-        with translated(key):
+        with self._reached(key):
             self.store.put(key, path)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write one small object unless it exists; False if it did."""
         from obstore.exceptions import AlreadyExistsError
 
-        with translated(key):
+        with self._reached(key):
             try:
                 self.store.put(key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -110,7 +126,7 @@ class Home:
 
     def get(self, key: str) -> bytes:
         """Read one object whole; FileNotFoundError where there is none."""
-        with translated(key):
+        with self._reached(key):
             return bytes(self.store.get(key).bytes())
 
     def find(self, key: str) -> bytes | None:
@@ -123,7 +139,7 @@ class Home:
     def list(self, prefix: str, *, after: str | None = None) -> list[Entry]:
         """Every object below `prefix`, sorted by key; `after` leaves out keys up to and including it."""
         found: list[Entry] = []
-        with translated(prefix):
+        with self._reached(prefix):
             for page in self.store.list(prefix, offset=after, chunk_size=1000):
                 found.extend(
                     Entry(m["path"], m["size"], m["last_modified"].timestamp(), m["e_tag"] or "") for m in page
@@ -133,7 +149,7 @@ class Home:
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are not there are no error."""
         for key in keys:
-            with translated(key):
+            with self._reached(key):
                 try:
                     self.store.delete(key)
                 except FileNotFoundError:
@@ -145,7 +161,7 @@ class Home:
             return f"{self.url.rstrip('/')}/{key}"
         import obstore
 
-        with translated(key):
+        with self._reached(key):
             return str(obstore.sign(self.store, "GET", key, timedelta(seconds=min(seconds, 7 * 86400))))
 
     def probe(self) -> float:
@@ -158,7 +174,7 @@ class Home:
     def time(self, key: str, *, delete: bool = False) -> float:
         """The store's time, read from an object written at `key` for the purpose."""
         self.put(key, b"{}")
-        with translated(key):
+        with self._reached(key):
             if bytes(self.store.get(key).bytes()) != b"{}":
                 raise HomeError(f"{self.url} does not read back what was written to it")
             at = float(self.store.head(key)["last_modified"].timestamp())
@@ -167,17 +183,27 @@ class Home:
         return at
 
 
-def _open(access: Access) -> tuple[Any, bool]:
+def _gone(url: str) -> HomeUnavailable:
+    return HomeUnavailable(f"the home {url} is not there", fix="put its folder back where it was, or mount its disk")
+
+
+def _open(access: Access, *, make: bool) -> tuple[Any, Path | None]:
+    """The store, and the folder of one that is a folder."""
     parts = urlsplit(access.url)
     if parts.scheme == "file":
         from obstore.store import LocalStore
 
         folder = Path(unquote(parts.path))
+        if not make and not folder.is_dir():
+            raise _gone(access.url)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise HomeUnavailable(f"the home {access.url} cannot be used: {error.strerror or error}") from error
-        return LocalStore(folder, automatic_cleanup=False), True
+            raise HomeUnavailable(
+                f"the home {access.url} cannot be used: {error.strerror or error}",
+                fix="set `home` to a folder that you may write to, or to s3://BUCKET/PREFIX",
+            ) from error
+        return LocalStore(folder, automatic_cleanup=False), folder
     from datetime import timedelta as seconds
 
     from obstore.store import from_url
@@ -189,7 +215,7 @@ def _open(access: Access) -> tuple[Any, bool]:
     retry: Any = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
     try:
         open_url: Any = from_url
-        return open_url(access.url, config=config, client_options=options, retry_config=retry), False
+        return open_url(access.url, config=config, client_options=options, retry_config=retry), None
     except Exception as error:
         raise ConfigError(
             f"the home {access.url!r} cannot be opened: {error}",
@@ -212,10 +238,13 @@ def translated(key: str) -> Iterator[None]:
     except (BaseError, OSError) as error:
         text = str(error)
         if EXPIRED.search(text):
-            raise HomeAccessExpired(f"the access to {key} has expired: {first_line(text)}") from error
+            raise HomeAccessExpired(f"the access to {key} has expired: {first_line(text)}", fix=KEYS) from error
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or DENIED.search(text):
-            raise HomeAccessDenied(f"no access to {key}: {first_line(text)}") from error
-        raise HomeUnavailable(f"the store did not serve {key}: {first_line(text)}") from error
+            raise HomeAccessDenied(f"no access to {key}: {first_line(text)}", fix=KEYS) from error
+        raise HomeUnavailable(
+            f"the store did not serve {key}: {first_line(text)}",
+            fix="check `home` and its endpoint in [home_config], and the network",
+        ) from error
 
 
 def first_line(text: str) -> str:
@@ -313,7 +342,8 @@ class Control:
     """The broker's word to the guests of one job; it alone writes it.
 
     parents: generation -> (generation, seq) it started from, or None where it started fresh; the broker's copy of
-    each `parent` object, which wins over the object.
+    each `parent` object, which wins over the object. seqs: generation -> the newest snapshot that it told of in its
+    beats, for those that have left: at least so many manifests must be there.
     """
 
     owner: str
@@ -322,6 +352,7 @@ class Control:
     retiring: tuple[int, ...]
     generations: Mapping[int, Order]
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
+    seqs: Mapping[int, int] = field(default_factory=dict)
 
     def stands(self, generation: int) -> bool:
         """Is this generation one that may run at all?"""
@@ -346,6 +377,7 @@ class Control:
                     for n, order in sorted(self.generations.items())
                 },
                 "parents": {str(n): list(p) if p else None for n, p in sorted(self.parents.items())},
+                "seqs": {str(n): seq for n, seq in sorted(self.seqs.items())},
             },
             sort_keys=True,
         ).encode()
@@ -371,6 +403,7 @@ class Control:
                 for n, order in data["generations"].items()
             },
             parents={int(n): (p[0], p[1]) if p else None for n, p in data.get("parents", {}).items()},
+            seqs={int(n): int(seq) for n, seq in data.get("seqs", {}).items()},
         )
 
 

@@ -470,6 +470,7 @@ def control_of(
         retiring=tuple(entry.generation for entry in state.retiring),
         generations=generations,
         parents=state.parents,
+        seqs=state.seqs,
     )
 
 

@@ -7,7 +7,7 @@ stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +47,8 @@ class Seen:
     """The facts of one moment.
 
     instances: by generation; None means gone (absent from two good lists), a missing key means unknown.
-    finals: result and closed of a generation read straight from the home after its instance ended; missing: not read.
+    finals: result, closed and last beat of a generation read straight from the home after its instance ended; missing:
+    not read.
     probed: the store took a write and gave it back just now. parents: `parent` objects as read.
     heard: the home has been read well since this job is followed; False: not yet, None: not in good time. Until then
     a generation without a beat is unknown, not silent.
@@ -72,6 +73,14 @@ class Seen:
     def closed(self, generation: int) -> bool:
         beat = self.beats.get(generation)
         return bool((beat.closed if beat else None) or self.finals.get(generation, {}).get("closed"))
+
+    def seq(self, generation: int) -> int:
+        """The newest snapshot that this generation is known to have published; 0 without one."""
+        final = self.finals.get(generation, {})
+        beat = self.beats.get(generation)
+        told = (beat.data if beat else None, final.get("beat"), final.get("result"), final.get("closed"))
+        found = [(words or {}).get("seq") for words in told]
+        return max(seq if isinstance(seq, int) else 0 for seq in found)
 
     def over(self, generation: int) -> tuple[float, Cause | None] | None:
         """When and why the provider says this instance has ended; None while it has not, or nobody knows."""
@@ -148,7 +157,18 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
         again = entry.terminated_at is not None and seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
         act = act or entry.gone_at is not None or due or again
         entries.append(entry)
-    return state.to("retire", retiring=tuple(entries)) if act else None
+    seqs = _seqs(state, seen, [entry.generation for entry in entries])
+    return state.to("retire", retiring=tuple(entries), seqs=seqs) if act else None
+
+
+def _seqs(state: JobState, seen: Seen, left: Iterable[int]) -> Mapping[int, int]:
+    """The newest snapshot heard of from each generation that leaves or has left.
+
+    Noted only where the state changes anyway, so that no row is written for every snapshot: it may be too low, never
+    too high.
+    """
+    heard = {generation: max(seen.seq(generation), state.seqs.get(generation, 0)) for generation in left}
+    return {**state.seqs, **{generation: seq for generation, seq in heard.items() if seq}}
 
 
 def _finished(state: JobState, seen: Seen) -> JobState | None:
@@ -328,4 +348,5 @@ def _out(
         cause=str(over[1]) if over and over[1] else None,
         closed=seen.closed(live.generation),
     )
-    return replace(state, live=None, retiring=(*state.retiring, entry), not_before=None, then="pick")
+    seqs = _seqs(state, seen, [live.generation])
+    return replace(state, live=None, retiring=(*state.retiring, entry), seqs=seqs, not_before=None, then="pick")

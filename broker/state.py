@@ -81,7 +81,8 @@ class JobState:
     phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
     present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. lost: the generation
-    whose offer the next pick should avoid, and why. run: how often the job has been begun or taken up again.
+    whose offer the next pick should avoid, and why. run: how often the job has been begun or taken up again. parents:
+    generation -> the snapshot it started from. seqs: generation that has left -> the newest snapshot heard of from it.
     """
 
     job: str
@@ -107,17 +108,19 @@ class JobState:
     run: int = 1
     outcome: Outcome | None = None
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
+    seqs: Mapping[int, int] = field(default_factory=dict)
 
     def to(self, phase: str, **changes: Any) -> JobState:
         return replace(self, phase=phase, **changes)
 
     def again(self) -> JobState:
         """Where a job that has ended is taken up again: its lineage goes on, its counts begin anew."""
-        return JobState(self.job, generation=self.generation, parents=self.parents, run=self.run + 1)
+        return JobState(self.job, generation=self.generation, parents=self.parents, seqs=self.seqs, run=self.run + 1)
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         data["parents"] = {str(n): list(p) if p else None for n, p in self.parents.items()}
+        data["seqs"] = {str(n): seq for n, seq in self.seqs.items()}
         data["memory"] = dict(self.memory)
         return data
 
@@ -134,6 +137,7 @@ class JobState:
         values["lost"] = tuple(values["lost"]) if values.get("lost") else None
         values["outcome"] = _made(Outcome, values["outcome"]) if values.get("outcome") else None
         values["parents"] = {int(n): (p[0], p[1]) if p else None for n, p in values.get("parents", {}).items()}
+        values["seqs"] = {int(n): int(seq) for n, seq in values.get("seqs", {}).items()}
         return _made(cls, values)
 
 

@@ -425,6 +425,7 @@ def read_home(
                     heard = seen.beat(generation)
                     note_beat(world, state.job, generation, heard.data if heard else {}, last)
                 found = {
+                    "beat": last,
                     "result": _json(home.find(keys.result(generation))),
                     "closed": _json(home.find(keys.closed(generation))),
                 }

@@ -101,11 +101,13 @@ class Preparation:
             c.status.set(state="restoring")
             begun = time.monotonic()
             control = c.uplink.control
-            parents = dict(control.parents) if control else {}
+            parents, seqs = (dict(control.parents), dict(control.seqs)) if control else ({}, {})
             # Below the next one: a machine that came back goes on from its own snapshots.
             self.restored, problems = c.aside(
                 "the snapshot",
-                lambda: restore_newest(c.home, c.keys, c.generation + 1, self.checkpoint, parents, avoid=self.avoid),
+                lambda: restore_newest(
+                    c.home, c.keys, c.generation + 1, self.checkpoint, parents, expected=seqs, avoid=self.avoid
+                ),
             )
             for problem in problems:
                 c.status.warn(problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -34,3 +35,6 @@ def test_the_example_of_control_is_read_and_written_alike() -> None:
     control = Control.from_bytes(example[1].encode())
     assert Control.from_bytes(control.to_bytes()) == control
     assert (control.live, control.retiring, control.stands(3)) == (2, (1,), False)
+    assert control.seqs == {1: 7}
+    older = {name: value for name, value in json.loads(example[1]).items() if name != "seqs"}
+    assert Control.from_bytes(json.dumps(older).encode()).seqs == {}

@@ -209,6 +209,7 @@ class Job:
         self.live: int | None = None
         self.retiring: tuple[int, ...] = ()
         self.parents: dict[int, tuple[int, int] | None] = {}
+        self.seqs: dict[int, int] = {}
         self.spec_sha256 = ""
         self.home.put(self.keys.artefact(guest[1]), guest[0])
 
@@ -233,5 +234,5 @@ class Job:
         self.write_control()
 
     def write_control(self) -> None:
-        control = Control("inst", 1, self.live, self.retiring, self.orders, self.parents)
+        control = Control("inst", 1, self.live, self.retiring, self.orders, self.parents, self.seqs)
         self.home.put(self.keys.control, control.to_bytes())

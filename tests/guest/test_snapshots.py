@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guest.placements import wait_for
+from guest.placements import holds, wait_for
 
 CHECKPOINT = {"path": "ckpt", "every": None, "keep": 3, "complete": None}
 SAVE = (
@@ -80,3 +80,42 @@ def test_nothing_restorable_is_said_not_started_from_zero(job):
     assert result["outcome"] == "failed"
     assert "no snapshot can be restored" in result["reason"]
     assert "never" not in job.placements[1].own_log
+
+
+def test_manifests_that_have_gone_are_said_not_started_from_zero(job):
+    first_two(job)
+    job.home.delete(entry.key for entry in job.home.list(job.keys.manifests(1)))
+    job.seqs = {1: 2}
+    job.task("echo never", checkpoint=CHECKPOINT)
+    placement = job.place(2, order={"after": 1, "go": True})
+    result = placement.until_ended()
+    assert result["outcome"] == "failed"
+    assert "up to 1/2, but none is there" in result["reason"]
+    assert "never" not in placement.own_log
+
+
+def test_one_manifest_that_has_gone_is_warned_of(job):
+    first_two(job)
+    job.home.delete([job.keys.manifest(1, 2)])
+    job.seqs = {1: 2}
+    job.task("cat $BROKER_CHECKPOINT_DIR/step", checkpoint=CHECKPOINT)
+    placement = job.place(2, order={"after": 1, "go": True})
+    placement.until_ended()
+    assert placement.own_log == "1\n"
+    assert "up to 1/2, but the newest there is 1" in placement.beat["warnings"][0]
+
+
+def test_what_never_becomes_complete_is_warned_of_once(job):
+    """A directory without a step in its name, in which a file is written again and again."""
+    job.task(
+        "cd $BROKER_CHECKPOINT_DIR; mkdir last; echo x >w.tmp; exec 3>>open-1\n"
+        "while :; do echo x >>last/log; echo x >&3; sleep 0.05; done",
+        checkpoint=CHECKPOINT,
+    )
+    placement = job.place(1, provider="local", provider_guest="broker_testing.guest")
+    wait_for(lambda: len(placement.beat.get("warnings", [])) == 2)
+    about = {text.split()[0]: text for text in placement.beat["warnings"]}
+    assert set(about) == {"last", "open-1"}
+    assert "incomplete for 2 s" in about["last"]
+    assert "0.3 s without change are needed; write to a temporary name and rename it into place" in about["last"]
+    holds(lambda: len(placement.beat["warnings"]) == 2, 3)

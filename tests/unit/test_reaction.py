@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -106,6 +107,26 @@ def test_a_gone_machine_is_judged_only_after_its_last_words_were_read() -> None:
     gone = {1: instance(State.TERMINATED, cause=Cause.PREEMPTED)}
     assert react(job(), Seen(NOW, instances=gone), LIMITS) is None
     assert react(job(), Seen(NOW, instances=gone, finals={1: NOTHING}), LIMITS) is not None
+
+
+def test_the_newest_snapshot_of_a_generation_that_leaves_is_kept() -> None:
+    """A beat by itself changes nothing; whatever ends the stay takes the highest number that was heard."""
+    assert react(job(), Seen(NOW, instances=RUNNING, beats={1: beat(seq=3)}), LIMITS) is None
+    noticed = {1: instance(notice=Notice(NOW, NOW + 120))}
+    after = react(job(), Seen(NOW, instances=noticed, beats={1: beat(seq=3)}), LIMITS)
+    assert after is not None
+    assert after.seqs == {1: 3}
+    assert JobState.from_json(json.loads(json.dumps(after.to_json()))) == after
+    assert after.again().seqs == {1: 3}
+    gone = {1: instance(State.TERMINATED, cause=Cause.PREEMPTED)}
+    final = {1: {"result": None, "closed": {"seq": 5}, "beat": {"seq": 4}}}
+    for state in (job(), after):  # also of what was published after the notice
+        last = react(state, Seen(NOW, instances=gone, beats={1: beat(seq=3)}, finals=final), LIMITS)
+        assert last is not None
+        assert last.seqs == {1: 5}
+    nothing = react(job(), Seen(NOW, instances=gone, finals={1: NOTHING}), LIMITS)
+    assert nothing is not None
+    assert nothing.seqs == {}
 
 
 def test_absent_from_two_lists_is_gone() -> None:

@@ -143,6 +143,39 @@ def test_vanished_snapshots_stop_it_too(runs: Runs, home: Home, tmp_path: Path) 
         restore_newest(home, KEYS, 3, tmp_path / "target", {})
 
 
+def test_manifests_that_have_gone_stop_it_too(runs: Runs, home: Home, tmp_path: Path) -> None:
+    """The broker knows from the beats that there were some."""
+    runs.publish(1, [11, 12])
+    home.delete([KEYS.manifest(1, 1), KEYS.manifest(1, 2)])
+    with pytest.raises(SnapshotCorrupt, match="up to 1/2, but none is there"):
+        restore_newest(home, KEYS, 2, tmp_path / "target", {1: None}, expected={1: 2})
+    home.delete([KEYS.parent(1)])
+    with pytest.raises(SnapshotCorrupt, match="up to 1/2, but none is there"):
+        restore_newest(home, KEYS, 2, tmp_path / "target", {}, expected={1: 2})
+    assert not (tmp_path / "target").exists()
+
+
+def test_fewer_manifests_than_were_told_of_are_a_problem_only(runs: Runs, home: Home, tmp_path: Path) -> None:
+    runs.publish(1, [11, 12, 13])
+    runs.publish(2, [21], parent=(1, 2))
+    whole = {1: 3, 2: 1, 7: 5}
+    manifest, problems = restore_newest(home, KEYS, 3, tmp_path / "target", {}, expected={1: 3, 2: 1})
+    assert manifest is not None
+    assert (manifest.generation, manifest.seq, problems) == (2, 1, ())
+    home.delete([KEYS.manifest(2, 1), KEYS.manifest(1, 3)])  # 1/3 is outside the chain
+    manifest, problems = restore_newest(home, KEYS, 3, tmp_path / "target", {}, expected=whole)
+    assert manifest is not None
+    assert (manifest.generation, manifest.seq) == (1, 2)
+    assert problems == ("machine 2 had published snapshots up to 2/1, but none is there",)
+    home.delete([KEYS.manifest(1, 2)])
+    manifest, problems = restore_newest(home, KEYS, 3, tmp_path / "target", {}, expected=whole)
+    assert manifest is not None
+    assert (manifest.seq, problems[1]) == (
+        1,
+        "machine 1 had published snapshots up to 1/2, but the newest there is 1",
+    )
+
+
 def test_a_job_without_snapshots_starts_from_nothing(runs: Runs, home: Home, tmp_path: Path) -> None:
     assert restore_newest(home, KEYS, 1, tmp_path / "target", {}) == (None, ())
     runs.publish(1, [])
