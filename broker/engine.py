@@ -337,7 +337,9 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
             following = await watch(state, world, engine.watcher)
         else:
             following = await asyncio.to_thread(engine.phase, state)
-        following = following.to(following.phase, errors=0)
+        # The pause after a failed phase is no success of it: its errors count on.
+        if not (state.phase == "watch" and state.not_before is not None and following.phase == state.then):
+            following = following.to(following.phase, errors=0)
     except Closing:
         # Nothing is recorded: the next live broker runs this phase.
         await asyncio.Event().wait()

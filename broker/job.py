@@ -107,7 +107,7 @@ class Job:
         from broker.access import own
         from broker.home import Home
 
-        return Home(own(self.config, self.row.home))
+        return Home(own(self.config, self.row.home), make=False)
 
     def refresh(self) -> Job:
         self.row = self.store.job(self.id)

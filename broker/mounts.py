@@ -147,7 +147,7 @@ def _reached(mount: Mount, config: Config, home_url: str) -> tuple[Any, Mapping[
     if scheme == "file" and not Path(urlsplit(mount.source).path).is_dir():
         raise _refused(mount, f"{mount.source}: no such folder")
     try:
-        store = Home(own(config, mount.source))
+        store = Home(own(config, mount.source), make=False)
         entries = {entry.key: entry.size for entry in store.list("")}
     except (HomeError, FileNotFoundError) as error:
         raise _refused(

@@ -16,7 +16,7 @@ from broker import mounts
 from broker.access import mint, own
 from broker.boot import Boot, boot_script, guest_zipapp, user_data
 from broker.config import Config
-from broker.errors import ConfigError
+from broker.errors import ConfigError, HomeError
 from broker.home import Home, JobKeys
 from broker.offer import Offer
 from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, LaunchRequest, Traits
@@ -100,6 +100,12 @@ def freeze(
         raise ConfigError(
             f"the home {row.home} is a folder on this machine, which {offer.provider} cannot reach",
             fix="set `home` to an object store, such as s3://BUCKET/PREFIX",
+        )
+    if home.find(keys.spec) is None:
+        # Its machine would find nothing to run, and the snapshots are gone with it.
+        raise HomeError(
+            f"the home {row.home} has lost {keys.spec}: the job cannot be started from it",
+            fix="put the home's objects back, or submit the task again",
         )
     until, _ = end_of(task, offer, None, now)
     access = mint(world.config, row.home, row.id, generation, until)

@@ -39,12 +39,12 @@ class World:
             return self._providers[name]
 
     def home(self, url: str) -> Home:
-        """The broker's own access to a home."""
+        """The broker's own access to the home of a job. Raises HomeUnavailable where its folder is gone."""
         from broker.access import own
 
         with self._lock:
             if url not in self._homes:
-                self._homes[url] = Home(own(self.config, url))
+                self._homes[url] = Home(own(self.config, url), make=False)
             return self._homes[url]
 
     @property

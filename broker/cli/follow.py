@@ -100,7 +100,7 @@ class Follower:
             self.seen = event.seq
             self.event(event)
         if self.output and (done or time.monotonic() >= self._next_log):
-            self._next_log = time.monotonic() + (LOCAL_POLL if self.job.home.is_local else FAR_POLL)
+            self._next_log = time.monotonic() + (LOCAL_POLL if self.job.row.home.startswith("file:") else FAR_POLL)
             self.log(final=done)
         if self._status is not None:
             self._status.update(self.status())

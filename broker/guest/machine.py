@@ -98,7 +98,7 @@ class Machine:
         while True:
             try:
                 reachable(self.boot.home.url)
-                return Home(self.boot.home)
+                return Home(self.boot.home, make=False)
             except (BrokerError, OSError):
                 if time.monotonic() >= until:
                     return None

@@ -187,7 +187,7 @@ class Uplink(threading.Thread):
             access = Access.from_json(json.loads(raw))
             if access.expires_at == self.home.access.expires_at:
                 return
-            fresh = Home(access)
+            fresh = Home(access, make=False)
         except (OSError, ValueError, TypeError, HomeError) as error:
             self.status.warn(f"fresh access to the home could not be had: {error}")
             return

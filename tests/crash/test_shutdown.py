@@ -47,3 +47,44 @@ def test_a_workflow_that_ended_before_its_job_is_followed_by_another(tmp_path: P
     site.audit(lost_at_most=LOST)
     assert len(job.placements()) == 1
     assert any("its workflow ended as ERROR" in event.text for event in job.events())
+
+
+def warned(job: Job, words: str) -> bool:
+    return any(event.kind == "warning" and words in event.text for event in job.events())
+
+
+def test_a_home_that_was_moved_away_does_not_come_back_empty(tmp_path: Path) -> None:
+    """Nothing is rented for a job whose home is gone, and it goes on from its snapshots once the home is back."""
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=300, pause=0.03))
+    home = site.config.state / "home"
+    away = tmp_path / "away"
+    with site.up():
+        wait_for(lambda: saved(job, 1), "a snapshot")
+        home.rename(away)
+        take_back(site.root, site.machines()[0].id, "vast")
+        wait_for(lambda: warned(job, f"the home {job.row.home} is not there; nothing is concluded"), "words")
+        wait_for(lambda: not site.machines(), "the machine to be gone")
+        assert not home.exists()
+        assert len(job.placements()) == 1
+        away.rename(home)
+        site.event(job, "running", 2)
+    site.settle()
+    site.audit(lost_at_most=LOST)
+
+
+def test_nothing_is_rented_where_the_home_has_lost_its_objects(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=300, pause=0.03))
+    home = site.config.state / "home"
+    with site.up():
+        wait_for(lambda: saved(job, 1), "a snapshot")
+        home.rename(tmp_path / "away")
+        home.mkdir()
+        take_back(site.root, site.machines()[0].id, "vast")
+        wait_for(lambda: warned(job, f"has lost jobs/{job.id}/spec"), "words")
+        assert len(job.placements()) == 1
+        job.stop()
+        site.done(job)
+    assert job.status == "stopped"
+    assert len(job.placements()) == 1
