@@ -146,7 +146,7 @@ def lost(cli: Cli, script: str) -> subprocess.CompletedProcess[str]:
     ("ending", "words"),
     [
         ("2>err | head -1", "Broken pipe"),
-        ("2>&1 | head -3", ""),
+        ("2>&1 | grep -m1 submitted", ""),
         ("2>err >/dev/full", "No space left on device"),
     ],
 )
