@@ -114,6 +114,9 @@ def read(text: str, file: str) -> tuple[Value, list[Problem]]:
     except MarkedYAMLError as error:
         # Not the error's own text: that quotes the line, and the line may hold a secret.
         mark = error.problem_mark or error.context_mark
+        if error.context_mark and "end of stream" in (error.problem or ""):
+            # The end is where everything that was left open is noticed, and says nothing about where that is.
+            mark = error.context_mark
         what = ", ".join(part for part in (error.problem, error.context) if part)
         raise TaskError(
             f"not readable as YAML: {what}",

@@ -219,6 +219,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
     from broker.cli.tables import size
+    from broker.guest.mask import too_short
 
     ranked = [reason.removeprefix("ranked ") for reason in plan.decision.reasons if reason.startswith("ranked ")]
     lines = [("ranked", text) for text in ranked]
@@ -235,6 +236,9 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))
     kept = f"{', '.join(plan.task.outputs)}: kept for broker pull" if plan.task.outputs else "none are kept"
     lines.append(("outputs", kept))
+    if short := too_short(plan.task.with_hidden_sealed().secrets):
+        text = f"{', '.join(short)}: too short, or with a line too short, to be masked where the program prints it"
+        lines.append(("secrets", text))
     offer = plan.decision.offer
     if offer is not None and offer.simulated:
         lines.append(("moves", "made while a broker runs here; local is this computer, its money is simulated"))

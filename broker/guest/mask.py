@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LEAST = 4  # values shorter than this are left: masking "on" or "1" would hide the log itself
+LEAST_LINE = 2 * LEAST  # and shorter lines of a longer value: its lines are often common words
 SHOWN = b"***"
+
+
+def too_short(secrets: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of secrets that a log may show, whole or a line of them, as they are too short to be masked."""
+    return tuple(name for name, value in secrets.items() if _unmasked(value.strip()))
+
+
+def _unmasked(value: str) -> bool:
+    if 0 < len(value.encode("utf-8", "surrogateescape")) < LEAST:
+        return True
+    lines = [line.strip() for line in value.splitlines()]
+    # A line of brackets alone, as in JSON, gives nothing away.
+    return len(lines) > 1 and any(
+        0 < len(x.encode("utf-8", "surrogateescape")) < LEAST_LINE and any(map(str.isalnum, x)) for x in lines
+    )
 
 
 class Mask:
@@ -28,7 +44,7 @@ class Mask:
             data = value.encode("utf-8", "surrogateescape")
             raw |= {data, data.strip()}
             if b"\n" in data:
-                raw |= {line.strip() for line in data.splitlines() if len(line.strip()) >= 2 * LEAST}
+                raw |= {line.strip() for line in data.splitlines() if len(line.strip()) >= LEAST_LINE}
         self.values = sorted((v for v in raw if len(v) >= LEAST), key=lambda v: (-len(v), v))
         self.pattern = re.compile(b"|".join(re.escape(v) for v in self.values)) if self.values else None
 

@@ -19,7 +19,7 @@ from broker import guest
 from broker.guest.clock import Clock
 from broker.guest.ending import Cause, judge
 from broker.guest.log import Log
-from broker.guest.mask import SHOWN, Mask
+from broker.guest.mask import Mask, too_short
 from broker.guest.notice import Notices
 from broker.guest.program import Exit
 from broker.guest.restarts import Again, Restarts
@@ -209,6 +209,16 @@ def test_unknown_is_not_no_notice_and_not_a_notice():
     assert word is not None
     assert 28 < word.ends - time.monotonic() < 31
     assert warnings == []
+
+
+def test_secrets_that_are_too_short_to_be_masked_are_known():
+    key = "-----BEGIN\nMIIEowIBAAKCAQEA\nabc=\n"
+    values = {"PIN": "123", "EMPTY": "", "WORD": "hunter2", "KEY": key, "JSON": '{\n "aaaaaaa": 1\n}'}
+    assert too_short(values) == ("PIN", "KEY")
+    mask = Mask(values.values())
+    out = mask.feed("\n".join(values.values()).encode()) + mask.end()
+    assert b"123" in out
+    assert b"hunter2" not in out
 
 
 def test_a_log_of_a_silent_store_is_bounded(tmp_path):

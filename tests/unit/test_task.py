@@ -129,7 +129,7 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "<<: *nowhere\n", "undefined alias", 3),
         (NEVER + "<<: text\n", "`<<` takes a map", 3),
         (NEVER + "name: !python/object x\n", "the tag !python/object means nothing here", 3),
-        (NEVER + "name: 'x\n", "not readable as YAML: found unexpected end of stream", 4),
+        (NEVER + "name: 'x\n", "not readable as YAML: found unexpected end of stream", 3),
         (NEVER + "\tname: x\n", "not readable as YAML: found character", 3),
         (NEVER + "name: a\x01b\n", "not readable as YAML: a character that YAML does not allow", 3),
         (NEVER + "---\nrun: two\n", "single document", 3),
