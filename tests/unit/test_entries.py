@@ -255,7 +255,7 @@ def test_a_container_stays_one_between_two_saves(home: Home, folder: Path) -> No
 
 
 def test_a_container_that_was_replaced_is_not_carried(home: Home, folder: Path) -> None:
-    """Entry by entry, as at the top: what has a successor of its kind has gone for good, what has none may come back."""
+    """Entry by entry, as at the top: with a successor of its kind it is gone for good, without one it may come back."""
     save(folder / "version_0" / "step=5.npz", 5)
     make(folder, "version_0/notes")
     snapshotter = Snapshotter(home, KEYS, 1, folder, quiet=0)
