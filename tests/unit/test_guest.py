@@ -19,7 +19,7 @@ from broker import guest
 from broker.guest.clock import Clock
 from broker.guest.ending import Cause, judge
 from broker.guest.log import Log
-from broker.guest.mask import Mask, too_short
+from broker.guest.mask import SHOWN, Mask, too_short
 from broker.guest.notice import Notices
 from broker.guest.program import Exit
 from broker.guest.restarts import Again, Restarts
