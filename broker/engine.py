@@ -24,6 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -191,7 +192,9 @@ class Engine:
     def drive(self, job: str) -> None:
         """Take a job that nobody drives and start it here."""
         if self.world.store.claim(job, self.executor_id):
-            self._begin(job, self._runs(job))
+            # In a thread: DBOS refuses to be asked where a loop runs, as in a notebook's cell.
+            with ThreadPoolExecutor(1, thread_name_prefix="spotbroker begin") as thread:
+                thread.submit(lambda: self._begin(job, self._runs(job))).result()
 
     def _runs(self, job: str) -> list[Any]:
         """The workflows that the job has had, oldest first."""
