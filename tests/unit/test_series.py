@@ -60,7 +60,11 @@ def lines(text: str, numbers: range) -> str:
         ),
         ("epoch 1 step 5\nepoch 1 step 9\nepoch 2 step 5\n", "epoch 2 step 5\n", ("epoch", 2, 2)),
         # settings are no steps
-        ("  Total optimization steps = 500\nstep 1\nstep 2\n", "  Total optimization steps = 500\nstep 2\n", ("step", 2, 2)),
+        (
+            "  Total optimization steps = 500\nstep 1\nstep 2\n",
+            "  Total optimization steps = 500\nstep 2\n",
+            ("step", 2, 2),
+        ),
         # ranks run ahead of each other
         (
             "[rank0]: step 1\n[rank0]: step 2\n[rank1]: step 1\n[rank0]: step 3\n[rank1]: step 2\n",
@@ -108,7 +112,8 @@ def test_the_tasks_own_pattern_comes_alone() -> None:
 
 def test_only_the_last_start_counts_and_only_what_the_program_says() -> None:
     log = (
-        "Step 3/5 of setup\n[spotbroker] the program starts\nstep 9\n[spotbroker] the program has ended: failed: exit 1\n"
+        "Step 3/5 of setup\n[spotbroker] the program starts\nstep 9\n"
+        "[spotbroker] the program has ended: failed: exit 1\n"
         "[spotbroker] restored snapshot 1/2, step 400\n[spotbroker] the program starts\nstep 5\nstep 6\n"
     )
     assert last_run(log) == ["step 5", "step 6", ""]
