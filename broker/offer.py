@@ -17,6 +17,14 @@ class Market(StrEnum):
     ON_DEMAND = "on_demand"
 
 
+class Trust(StrEnum):
+    """Who can look into the machine: a `cloud`, a marketplace's vouched `datacenter`, anybody's `community` host."""
+
+    CLOUD = "cloud"
+    DATACENTER = "datacenter"
+    COMMUNITY = "community"
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Something rentable now.
@@ -27,6 +35,10 @@ class Offer:
     notice: seconds of warning before the machine is taken back; None where there is none.
     ends_at: when the host stops being rentable, seconds since the epoch.
     simulated: the money is not real.
+    trust: who can look into the machine. blocked: why this installation cannot rent it, such as `no key yet`, with what
+    to do; empty where it can. Such an offer is shown and never chosen.
+    extra: what else the adapter must know to launch it, or the policy to reckon: `download_per_gib`, `upload_per_gib`
+    (USD), `minimum_hours` (billed at least), `reliability` (0-1), `host`, `bid_floor` (USD per hour).
     """
 
     provider: str
@@ -47,6 +59,8 @@ class Offer:
     ends_at: float | None = None
     fetched_at: float = 0.0
     simulated: bool = False
+    trust: Trust = Trust.CLOUD
+    blocked: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,11 +83,11 @@ class Offer:
         return "/".join(part for part in (self.provider, self.region, self.zone) if part)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "market": str(self.market)}
+        return {**asdict(self), "market": str(self.market), "trust": str(self.trust)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Offer:
-        return cls(**{**data, "market": Market(data["market"])})
+        return cls(**{**data, "market": Market(data["market"]), "trust": Trust(data.get("trust", "cloud"))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,15 @@ TAG_JOB = "spotbroker-job"
 TAG_GENERATION = "spotbroker-generation"
 
 
+class Kind(StrEnum):
+    """What a provider rents: a `vm`, whose guest starts the task's container; a `container` that is the task's own
+    image, with the guest as its first process; or a `bare` machine that runs the task as it is."""
+
+    VM = "vm"
+    CONTAINER = "container"
+    BARE = "bare"
+
+
 class State(StrEnum):
     """Where an instance is in its life. `STOPPED` still costs its disk; `TERMINATED` costs nothing."""
 
@@ -97,7 +106,9 @@ class LaunchRequest:
     """One placement's request, frozen and durable before it is sent. The same request means the same machine.
 
     token: derived from job, generation and offer; the same at every replay, new for every generation.
-    user_data: the bootstrap, a POSIX-sh script. bid: USD per hour of the whole machine, None outside bidding.
+    user_data: the bootstrap, a POSIX-sh script. container: the image that the task runs in; a container provider makes
+    the machine of it, a VM's guest starts it; None runs the task bare. image: the machine image that a VM boots, where
+    the task names one; None for the provider's choice. bid: USD per hour of the whole machine, None outside bidding.
     end_by: when the machine ends by itself, end_why: its reason. Times are seconds since the epoch. disk: GiB.
     """
 
@@ -111,6 +122,7 @@ class LaunchRequest:
     end_by: float
     frozen_at: float
     image: str | None = None
+    container: str | None = None
     bid: float | None = None
     end_why: str = "max_hours"
 
@@ -131,6 +143,7 @@ class Traits:
     poll: seconds between two calls of `instances()`. boot_limit: seconds from launch to the first beat.
     notice: seconds of warning before a spot machine goes; None where there is none.
     outside_limit: what ends a machine that cannot end itself; empty where nothing does.
+    kind: what is rented. user_data_limit: bytes that it takes.
     """
 
     token: bool = False
@@ -140,6 +153,8 @@ class Traits:
     notice: float | None = None
     outside_limit: str = ""
     simulated: bool = False
+    kind: Kind = Kind.VM
+    user_data_limit: int = 16_384
 
 
 @runtime_checkable
@@ -200,6 +215,33 @@ class ChangesBid(Protocol):
     """Optional: the bid of a running instance can be changed. USD per hour of the whole machine."""
 
     def change_bid(self, instance: Instance, bid: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. what: its name; ok: whether it works; found: what was seen; fix: the next step."""
+
+    what: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """Optional: what works for this user's account and what does not, without renting anything (`broker check`).
+
+    Never raises for what it is there to find out: a wrong key is a Finding.
+    """
+
+    def check(self) -> Sequence[Finding]: ...
+
+
+@runtime_checkable
+class Prepaid(Protocol):
+    """Optional: the account is paid in advance; its machines end when nothing is left. USD."""
+
+    def balance(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,188 @@
+"""HTTP with JSON, for the providers that have no SDK worth using: one session, one key, one budget of calls.
+
+The key travels in the Authorization header only. Nothing is retried here: `broker.contract` does that. Every failure
+becomes one of `broker.errors`; what a vendor's own codes mean is the adapter's to say, by `explain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import (
+    Ambiguous,
+    AuthFailed,
+    InvalidRequest,
+    NotFound,
+    ProviderError,
+    ProviderUnavailable,
+    RateLimited,
+)
+from broker.keys import Key
+
+if TYPE_CHECKING:
+    import requests
+
+TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of the answer
+RETRY_AFTER = 5.0  # seconds, where a 429 names none
+SHOWN = 500  # characters of an answer that an error shows
+Explain = Callable[[int, Any], ProviderError | None]
+
+
+class Budget:
+    """Least seconds between two calls of one lane, kept by all processes that use the same key and state folder."""
+
+    def __init__(self, state: Path, name: str, key: Key | None, intervals: Mapping[str, float]) -> None:
+        """intervals: lane -> seconds; a lane that is not named is free."""
+        owner = hashlib.sha256((key.value if key else "").encode()).hexdigest()[:12]
+        self.folder = state / "rates" / f"{name}-{owner}"
+        self.intervals = dict(intervals)
+
+    def wait(self, lane: str) -> None:
+        """Take the lane's next free moment, and sleep until then."""
+        interval = self.intervals.get(lane, 0.0)
+        if interval <= 0:
+            return
+        with self._next(lane) as file:
+            text = os.pread(file, 64, 0).decode("ascii", "replace")
+            now = time.time()
+            try:
+                last = float(text)
+            except ValueError:
+                last = 0.0
+            # A clock that was set back must not stop the lane for as long as it went.
+            slot = now if not now - interval < last < now + 60 * interval else max(now, last + interval)
+            os.ftruncate(file, 0)
+            os.pwrite(file, repr(slot).encode("ascii"), 0)
+        time.sleep(max(0.0, slot - now))
+
+    @contextlib.contextmanager
+    def _next(self, lane: str) -> Iterator[int]:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = os.open(self.folder / lane, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)
+
+
+class Rest:
+    """One vendor's API below `base`. session: a `requests.Session`, by default one of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        base: str,
+        *,
+        key: Key | None,
+        budget: Budget | None = None,
+        session: requests.Session | None = None,
+        explain: Explain | None = None,
+        how_to_key: str = "",
+    ) -> None:
+        """how_to_key: the fix of an AuthFailed, such as where keys are made."""
+        self.name, self.base, self.key, self.budget = name, base.rstrip("/"), key, budget
+        self.explain, self.how_to_key = explain, how_to_key
+        self._session = session
+
+    @property
+    def session(self) -> requests.Session:
+        if self._session is None:
+            import requests
+
+            self._session = requests.Session()
+        return self._session
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        creating: bool = False,
+        keyless: bool = False,
+        lane: str = "",
+    ) -> Any:
+        """One request; the JSON of its answer, None where it has no body.
+
+        creating: something that is paid may come of it, so that no answer is Ambiguous. keyless: needs no key; sent
+        with the key where there is one. lane: the budget's lane, the method in small letters by default.
+        """
+        import requests
+
+        if self.key is None and not keyless:
+            raise AuthFailed(f"there is no key for {self.name}", provider=self.name, code="no key", fix=self.how_to_key)
+        if self.budget is not None:
+            self.budget.wait(lane or method.lower())
+        headers = {"Accept": "application/json", "User-Agent": "spotbroker"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key.value}"
+        try:
+            answer = self.session.request(
+                method,
+                f"{self.base}{path}",
+                params=params,
+                json=body,
+                headers=headers,
+                timeout=TIMEOUT,
+                allow_redirects=method == "GET",
+            )
+        except requests.exceptions.ConnectTimeout as error:  # nothing was sent
+            raise self._unavailable(str(error), "ConnectTimeout") from error
+        except requests.exceptions.RequestException as error:
+            raise self._silent(str(error), type(error).__name__, creating) from error
+        return self._read(answer, creating)
+
+    def _read(self, answer: requests.Response, creating: bool) -> Any:
+        status = answer.status_code
+        try:
+            data = answer.json() if answer.content.strip() else None
+            whole = True
+        except ValueError:
+            data, whole = answer.text[:SHOWN], False
+        if 200 <= status < 300:
+            if not whole:
+                raise self._silent(f"an answer that is no JSON: {data!r}", "not JSON", creating)
+            return data
+        known = self.explain(status, data) if self.explain else None
+        raise known or self._failed(status, data, answer.headers, creating)
+
+    def _failed(self, status: int, data: Any, headers: Mapping[str, str], creating: bool) -> ProviderError:
+        text, code = f"{status}: {str(data)[:SHOWN]}", str(status)
+        if status in (401, 403):
+            return AuthFailed(text, provider=self.name, code=code, fix=self.how_to_key)
+        if status == 404:
+            return NotFound(text, provider=self.name, code=code)
+        if status == 429:
+            return RateLimited(text, retry_after=_seconds(headers), provider=self.name, code=code)
+        if status >= 500 or status in (301, 302, 303, 307, 308, 408):
+            return self._silent(text, code, creating)
+        if status in (400, 422):
+            return InvalidRequest(text, provider=self.name, code=code)
+        return ProviderError(text, provider=self.name, code=code)
+
+    def _silent(self, text: str, code: str, creating: bool) -> ProviderError:
+        return Ambiguous(text, provider=self.name, code=code) if creating else self._unavailable(text, code)
+
+    def _unavailable(self, text: str, code: str) -> ProviderUnavailable:
+        return ProviderUnavailable(f"{self.name} did not answer: {text}", provider=self.name, code=code)
+
+
+def _seconds(headers: Mapping[str, str]) -> float:
+    """What Retry-After says, as seconds or as a date; a default where it is missing or unreadable."""
+    from email.utils import parsedate_to_datetime
+
+    text = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(text))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return RETRY_AFTER
