@@ -29,7 +29,7 @@ prepare() {
     name=$1
     shift
     stamp=".venv/.installed-$name"
-    now=$(pwd; cksum pyproject.toml)
+    now=$(pwd; cksum pyproject.toml; echo "$*")
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$now" ]; then return 0; fi
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         rm -rf .venv
