@@ -24,6 +24,11 @@ class Trust(StrEnum):
     DATACENTER = "datacenter"
     COMMUNITY = "community"
 
+    def reaches(self, least: Trust) -> bool:
+        """Is it at least as trusted as `least`?"""
+        order = list(Trust)
+        return order.index(self) <= order.index(least)
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from broker import gpus
-from broker.offer import Market, Offer
+from broker.offer import Market, Offer, Trust
 from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
 from broker.policy.explain import chosen, nothing_fits
 from broker.policy.hazard import Experience
@@ -109,6 +109,7 @@ class _Sieve:
         self.matchers = [matcher(query.infra) for query in wish.queries]
         self.blocks = [(scope, b) for scope, b in memory.blocked.items() if b.until is None or b.until > now]
         self.too_dear = f"above max_price {money(wish.max_price or 0.0)}"
+        self.exposed = {kind: _exposed(kind, wish.trust) for kind in Trust}
         self.found: list[tuple[Offer, float, int]] = []
         self.rejected: list[Rejected] = []
         self.on_demand: dict[tuple[str, str, str, str], float] = {}
@@ -120,7 +121,7 @@ class _Sieve:
         if not kind:
             kind, reason = self._refusal(offer, cost)
         if offer.market is Market.ON_DEMAND:
-            if kind in (None, Kind.MARKET, Kind.BLOCKED, Kind.PRICE):
+            if kind in (None, Kind.MARKET, Kind.BLOCKED, Kind.PRICE, Kind.UNUSABLE, Kind.TRUST):
                 self.on_demand[_machine(offer)] = cost
             if not kind and not self._cooldown(offer):
                 self.usable_on_demand[_machine(offer)] = cost
@@ -194,7 +195,17 @@ class _Sieve:
         limit = self.wish.max_price
         if limit is not None and _cents(cost) > _cents(limit):
             return Kind.PRICE, self.too_dear
+        if offer.blocked:
+            return Kind.UNUSABLE, offer.blocked
+        if exposed := self.exposed[offer.trust]:
+            return Kind.TRUST, exposed
         return None, ""
+
+
+def _exposed(kind: Trust, secrets: Mapping[str, Trust]) -> str:
+    """Why a host of that kind gets none of these secrets; empty where it may read all of them."""
+    names = [name for name, least in secrets.items() if not kind.reaches(least)]
+    return f"a {kind} host could read {', '.join(names)}" if names else ""
 
 
 def _machine(offer: Offer) -> tuple[str, str, str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from broker.offer import Market, Offer, OfferQuery
+from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy.cost import Cost, Prospect
 
 
@@ -21,6 +22,8 @@ class Kind(StrEnum):
     MARKET = "market"
     BLOCKED = "blocked"
     PRICE = "price"
+    UNUSABLE = "unusable"
+    TRUST = "trust"
     COOLDOWN = "cooldown"
     TIE = "tie"
 
@@ -32,6 +35,7 @@ class Wish:
     spot: "auto" (whichever is cheaper), "only" or "never". max_price: USD per hour of the whole machine, disk included.
     ordered: an offer for an earlier query goes before every offer for a later one, whatever the prices.
     prospect: the work ahead; where it knows the hours, offers are ranked by what finishing costs.
+    trust: of each secret that goes along, the least trusted kind of host that may read it.
     """
 
     queries: tuple[OfferQuery, ...]
@@ -39,6 +43,7 @@ class Wish:
     max_price: float | None = None
     ordered: bool = False
     prospect: Prospect | None = None
+    trust: Mapping[str, Trust] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.spot not in ("auto", "only", "never"):

@@ -71,6 +71,17 @@ def nothing_fits(
             f"{_several(count[Kind.MARKET])} left out by spot: {wish.spot}, from {money(near.cost)} in "
             f"{near.offer.where}; spot: auto would {'take it' if helps else 'not help at this max_price'}"
         )
+    for reason in dict.fromkeys(r.reason for r in rejected if r.kind is Kind.TRUST):
+        hidden = [r for r in rejected if r.reason == reason]
+        near = min(hidden, key=lambda r: r.cost)
+        names = reason.partition(" could read ")[2].split(", ")
+        consent = ", ".join(f"{name}: {{trust: {near.offer.trust}}}" for name in names)
+        lines.append(
+            f"{_several(len(hidden))} left out, from {money(near.cost)} in {near.offer.where}: {reason}; "
+            f"`secrets: {{{consent}}}` in the task would let it"
+        )
+    unusable = Counter(r.reason for r in rejected if r.kind is Kind.UNUSABLE)
+    lines += [f"{_several(number)} not to be had from here: {reason}" for reason, number in unusable.items()]
     blocked = dict.fromkeys(r.reason for r in rejected if r.kind is Kind.BLOCKED)
     lines += [f"{why}; ask the provider to raise it" if why.startswith("quota") else why for why in blocked]
     for kind, hint in (

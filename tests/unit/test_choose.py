@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import AuthFailed, NoCapacity, ProviderError, ProviderUnavailable, QuotaExceeded, RateLimited
-from broker.offer import Market, Offer, OfferQuery
+from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy import Decision, Kind, Memory, Wish, choose
 from broker.policy.decision import clock, money
 from broker.policy.infra import matcher, may_name, within
@@ -353,3 +353,36 @@ def test_a_hundred_thousand_offers_well_below_a_second() -> None:
     decision = decide(offers, wish)
     assert time.process_time() - start < 2.0
     assert decision.offer is not None
+
+
+def test_a_host_that_may_not_read_a_secret_is_passed_over() -> None:
+    community = replace(offer("a", 0.19), trust=Trust.COMMUNITY)
+    datacenter = replace(offer("b", 0.44), trust=Trust.DATACENTER)
+    cloud = offer("c", 0.60)
+    offers = [community, datacenter, cloud]
+    assert decide(offers).offer == community
+    careful = decide(offers, replace(ANY, trust={"HF_TOKEN": Trust.DATACENTER, "WANDB": Trust.COMMUNITY}))
+    assert careful.offer == datacenter
+    assert reason_for(careful, community.key) == "a community host could read HF_TOKEN"
+    strict = decide(offers, replace(ANY, trust={"A": Trust.CLOUD, "B": Trust.DATACENTER}))
+    assert strict.offer == cloud
+    assert reason_for(strict, community.key) == "a community host could read A, B"
+    assert decide(offers, replace(ANY, trust={"A": Trust.COMMUNITY})).offer == community
+
+
+def test_only_hosts_that_may_not_read_it_say_how_to_consent() -> None:
+    hosts = [replace(offer(zone, price), trust=Trust.COMMUNITY) for zone, price in (("a", 0.3), ("b", 0.19))]
+    decision = decide(hosts, replace(ANY, trust={"A": Trust.DATACENTER, "B": Trust.CLOUD}))
+    assert decision.offer is None
+    assert decision.reasons[1] == (
+        "2 offers are left out, from 0.19 in local/b: a community host could read A, B; "
+        "`secrets: {A: {trust: community}, B: {trust: community}}` in the task would let it"
+    )
+
+
+def test_what_cannot_be_rented_from_here_is_shown_and_never_taken() -> None:
+    free = replace(offer("a", 0.01), blocked="no key yet: `broker check vast` takes one")
+    assert decide([free, offer("b", 0.5)]).offer == offer("b", 0.5)
+    alone = decide([free, offer("b", 0.5)], replace(ANY, max_price=0.1))
+    assert alone.offer is None
+    assert "1 offer is not to be had from here: no key yet: `broker check vast` takes one" in alone.reasons
