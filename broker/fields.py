@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from broker import gpus, quantity
+from broker.offer import Trust
 
 T = TypeVar("T")
 HOW = ("honoured", "emulated", "ignored", "refused")
@@ -122,6 +123,19 @@ Texts = Annotated[list[str], BeforeValidator(_list), WithJsonSchema(
 Values = Annotated[dict[str, str], WithJsonSchema(
     {"anyOf": [
         {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
+        {"type": "array", "items": {"type": "string"}},
+    ]}
+)]  # fmt: skip
+
+Secrets = Annotated[dict[str, str], WithJsonSchema(
+    {"anyOf": [
+        {"type": "object", "additionalProperties": {"anyOf": [
+            {"type": ["string", "number", "boolean", "null"]},
+            {"type": "object", "additionalProperties": False, "properties": {
+                "value": {"type": ["string", "number", "boolean", "null"]},
+                "trust": {"enum": list(map(str, Trust))},
+            }},
+        ]}},
         {"type": "array", "items": {"type": "string"}},
     ]}
 )]  # fmt: skip
@@ -271,8 +285,10 @@ class TaskFields(Fields):
         "Environment variables, a map or a list of NAME=VALUE. Values stay the text that was typed. An empty one must "
         "be given by `--env`."
     )
-    secrets: Values | None = _field(
-        "As `envs`, but never shown and never stored in plain. One without a value is taken from the environment."
+    secrets: Secrets | None = _field(
+        "As `envs`, but never shown and never stored in plain. One without a value is taken from the environment. A "
+        "secret goes to clouds and vouched data centres only; `{HF_TOKEN: {trust: community}}`, with `value` for its "
+        "value, lets it go to anybody's machine, and `trust: cloud` keeps it on clouds."
     )
     resources: ResourcesFields | None = _field("What the machine must have.")
     num_nodes: Count | None = _field("The number of machines. 1: several at once are refused for now.")

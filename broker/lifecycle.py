@@ -52,7 +52,12 @@ def wish_of(task: Task) -> Wish:
     markets = (Market.SPOT, Market.ON_DEMAND)
     queries = tuple(resources.query(markets) for resources in task.resources)
     return Wish(
-        queries=queries, spot=task.spot, max_price=task.max_price, ordered=task.ordered, prospect=prospect_of(task)
+        queries=queries,
+        spot=task.spot,
+        max_price=task.max_price,
+        ordered=task.ordered,
+        prospect=prospect_of(task),
+        trust=task.readers,
     )
 
 

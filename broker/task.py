@@ -22,7 +22,7 @@ from broker import gpus, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
 from broker.mounts import Mount
-from broker.offer import Market, OfferQuery
+from broker.offer import Market, OfferQuery, Trust
 from broker.resources import Resources
 
 __all__ = ["Checkpoint", "InvalidTaskError", "Mount", "Rehearse", "Resources", "Spot", "Task", "Work", "load"]
@@ -36,6 +36,8 @@ RESERVED = frozenset(
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 STEP_EXAMPLE = r"for instance `step: 'step (\d+)'`"
 HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+# An env that is hidden for its name alone, such as TOKENIZERS_PARALLELISM=false, needs no trust.
+SHORTEST_SECRET = 8
 
 
 class InvalidTaskError(TaskError):
@@ -132,6 +134,7 @@ class Task:
     """One thing to run until it has finished, on whatever machine is cheapest.
 
     run, setup: shell scripts; their folder is the workdir's copy. envs, secrets: strings, handed over byte for byte.
+    trust: secret -> the least trusted kind of host that may read it; `datacenter` for those not named here.
     resources: alternatives, any of which will do. outputs: globs relative to the workdir.
     spot: `auto` takes spot where it pays and on-demand where not; `only`, `never`.
     max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
@@ -150,6 +153,7 @@ class Task:
     workdir: Path | None = None
     envs: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    trust: Mapping[str, Trust] = field(default_factory=dict)
     resources: tuple[Resources, ...] = (Resources(),)
     checkpoint: Checkpoint | None = None
     outputs: tuple[str, ...] = ()
@@ -181,12 +185,13 @@ class Task:
         for name in ("workdir", "source"):
             if (value := getattr(self, name)) is not None:
                 put(name, Path(value).expanduser().absolute())
-        for name in ("envs", "secrets"):
+        for name in ("envs", "secrets", "trust"):
             put(name, dict(getattr(self, name)))
         for name in ("outputs", "recover_on_exit_codes", "file_mounts"):
             put(name, tuple(getattr(self, name)))
         put("name", self.name or (self.workdir.name if self.workdir else "") or "task")
         problems.extend(self._named_cards())
+        problems.extend(self._named_trust())
         problems.extend(self._problems())
         if problems:
             try:
@@ -212,6 +217,17 @@ class Task:
                 object.__setattr__(self, "work", replace(self.work, on=gpus.canonical(self.work.on)))
         except ValueError as error:
             yield Problem("work.on", str(error))
+
+    def _named_trust(self) -> Iterator[Problem]:
+        """Gives every kind of host its type; a problem for each that there is not, and for a secret that is none."""
+        kinds = ", ".join(Trust)
+        for name, kind in dict(self.trust).items():
+            if kind not in list(Trust):
+                yield Problem(f"secrets.{name}.trust", f"must be one of {kinds}, not {kind!r}")
+            elif name not in self.secrets:
+                yield Problem(f"secrets.{name}", "has a trust, and is no secret of this task", "add it to secrets")
+            else:
+                object.__setattr__(self, "trust", {**self.trust, name: Trust(kind)})
 
     def _problems(self) -> Iterator[Problem]:
         if not self.run.strip():
@@ -322,7 +338,14 @@ class Task:
         if not moved:
             return self
         envs = {name: value for name, value in self.envs.items() if name not in moved}
-        return replace(self, envs=envs, secrets={**moved, **self.secrets})
+        plain = {name: Trust.COMMUNITY for name, value in moved.items() if len(value) < SHORTEST_SECRET}
+        return replace(self, envs=envs, secrets={**moved, **self.secrets}, trust={**plain, **self.trust})
+
+    @property
+    def readers(self) -> dict[str, Trust]:
+        """Of each secret, envs that people never see among them, the least trusted kind of host that may read it."""
+        sealed = self.with_hidden_sealed()
+        return {name: sealed.trust.get(name, Trust.DATACENTER) for name in sorted(sealed.secrets)}
 
     def with_values(self, envs: Mapping[str, str] | None = None, secrets: Mapping[str, str] | None = None) -> Task:
         """The same task with some envs and secrets set over its own."""

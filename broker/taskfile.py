@@ -26,6 +26,7 @@ from broker.errors import TaskError
 from broker.fields import CheckpointFields, MountFields, RehearseFields, TaskFields, WorkdirFields, explained
 from broker.filling import fill
 from broker.mounts import Mount
+from broker.offer import Trust
 from broker.resources import Resources
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
@@ -87,6 +88,7 @@ class _Reader:
         self.path = path
         self.document, self.problems = read_document(text, str(path))
         self._take_over()
+        self.trust: dict[str, str] = {}
         self.plain = self.document.plain()
         if isinstance(self.plain.get("outputs"), dict):
             del self.plain["outputs"]  # SkyPilot's {URL: GB}
@@ -143,9 +145,12 @@ class _Reader:
             holder.pop(field, None)
             return
         values = {name: Value(value.line, value.column, text) for name, text in over.items()}
+        items = self._items(where, value)
+        if where == "secrets":
+            items = {name: self._trusted(name, item) for name, item in items.items()}
         holder[field] = {
             name: text
-            for name, item in {**self._items(where, value), **values}.items()
+            for name, item in {**items, **values}.items()
             if (text := self._text(where, name, item, environ)) is not None
         }
 
@@ -163,6 +168,21 @@ class _Reader:
             else:
                 items[name] = Value(item.line, item.column, text if equals else None)
         return items
+
+    def _trusted(self, name: str, item: Value) -> Value:
+        """A secret's value; where it is written as a map, its `trust` is noted."""
+        if not isinstance(item.data, dict):
+            return item
+        for key, at in item.keys.items():
+            if key not in ("value", "trust"):
+                self._wrong(f"secrets.{name}.{key}", Value(*at, None), "unknown field", "known here: value, trust")
+        kind = item.data.get("trust")
+        if kind is not None and kind.data not in list(Trust):
+            told = f", not {kind.data!r}" if isinstance(kind.data, str) else ""
+            self._wrong(f"secrets.{name}.trust", kind, f"must be one of {', '.join(Trust)}{told}")
+        elif kind is not None:
+            self.trust[name] = str(kind.data)
+        return item.data.get("value", Value(item.line, item.column, None))
 
     def _text(self, where: str, name: str, item: Value, environ: Mapping[str, str] | None) -> str | None:
         if isinstance(item.data, str):
@@ -270,6 +290,7 @@ class _Reader:
             "setup": _cloning(model.workdir) + (model.setup or ""),
             "envs": model.envs,
             "secrets": model.secrets,
+            "trust": {name: kind for name, kind in self.trust.items() if name in (model.secrets or {})},
             "outputs": tuple(model.outputs) if model.outputs else None,
             "resources": found.resources,
             "ordered": found.ordered,
@@ -404,7 +425,7 @@ def write(task: Task) -> str:
         return value
 
     data = task.to_json()
-    del data["source"], data["warnings"]
+    del data["source"], data["warnings"], data["trust"]
     data["resources"] = _resources(task.resources, ordered=data.pop("ordered"))
     if task.rehearse is not None and task.rehearse.resources:
         data["rehearse"]["resources"] = _resources(task.rehearse.resources)
@@ -420,7 +441,9 @@ def write(task: Task) -> str:
         if values:
             holder["envs"] = {name: Quoted(value) for name, value in values.items()}
     if task.secrets:
-        written["secrets"] = dict.fromkeys(sorted(task.secrets))
+        written["secrets"] = {
+            name: {"trust": str(task.trust[name])} if name in task.trust else None for name in sorted(task.secrets)
+        }
     yaml = YAML()
     yaml.width = 1_000_000
     out = StringIO()

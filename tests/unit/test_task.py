@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import TaskError
-from broker.offer import Market
+from broker.offer import Market, Trust
 from broker.task import Checkpoint, Rehearse, Resources, Task, Work, load
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -397,3 +397,51 @@ def test_real_task_files_of_others_never_crash() -> None:
     for path in files:
         with suppress(TaskError):
             load(path, environ={})
+
+
+def test_a_secret_may_name_the_trust_that_it_needs(tmp_path: Path) -> None:
+    text = (
+        NEVER + "secrets:\n  HF_TOKEN: {trust: community}\n  KEPT: {value: hf_EXAMPLE, trust: cloud}\n  PLAIN: p\n"
+        "envs: {WANDB_API_KEY: wandb-key-0123, TOKENIZERS_PARALLELISM: 'false', STEPS: 4}\n"
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    task = load(tmp_path / "job.yaml", environ={"HF_TOKEN": "from outside"})
+    assert task.secrets == {"HF_TOKEN": "from outside", "KEPT": "hf_EXAMPLE", "PLAIN": "p"}
+    assert task.trust == {"HF_TOKEN": Trust.COMMUNITY, "KEPT": Trust.CLOUD}
+    assert task.readers == {
+        "HF_TOKEN": Trust.COMMUNITY,
+        "KEPT": Trust.CLOUD,
+        "PLAIN": Trust.DATACENTER,
+        "TOKENIZERS_PARALLELISM": Trust.COMMUNITY,
+        "WANDB_API_KEY": Trust.DATACENTER,
+    }
+    sealed = task.with_hidden_sealed()
+    assert Task.from_json(sealed.to_json()).readers == task.readers
+    (tmp_path / "again.yaml").write_text(task.to_yaml())
+    again = load(tmp_path / "again.yaml", environ=dict.fromkeys(("HF_TOKEN", "KEPT", "PLAIN"), "v"))
+    assert again.trust == task.trust
+    over = load(tmp_path / "job.yaml", secrets={"HF_TOKEN": "given"})
+    assert (over.secrets["HF_TOKEN"], over.trust["HF_TOKEN"]) == ("given", Trust.COMMUNITY)
+    assert Task.from_json({k: v for k, v in task.to_json().items() if k != "trust"}).trust == {}
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        ("{trust: everybody}", "secrets.A.trust: must be one of cloud, datacenter, community, not 'everybody'"),
+        ("{trust: [cloud]}", "secrets.A.trust: must be one of cloud, datacenter, community"),
+        ("{value: x, trsut: cloud}", "secrets.A.trsut: unknown field"),
+        ("{value: {b: hf_EXAMPLE}}", "secrets.A: must be one value, not a map"),
+    ],
+)
+def test_a_wrong_trust_is_named(tmp_path: Path, secret: str, message: str) -> None:
+    error = str(refused(tmp_path, NEVER + f"secrets: {{A: {secret}}}\n"))
+    assert message in error
+    assert "EXAMPLE" not in error
+
+
+def test_a_trust_from_python_is_checked() -> None:
+    with pytest.raises(TaskError, match=r"secrets\.B: has a trust, and is no secret"):
+        Task(run="x", spot="never", trust={"B": Trust.CLOUD})
+    with pytest.raises(TaskError, match=r"secrets\.A\.trust: must be one of"):
+        Task(run="x", spot="never", secrets={"A": "a"}, trust={"A": "anybody"})  # type: ignore[dict-item]
