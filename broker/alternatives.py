@@ -19,7 +19,7 @@ PLACES = ("cloud", "region", "zone")
 class Alternatives:
     """ordered: the first that can be had wins, whatever the prices. spot: as use_spot says, None where it says nothing.
 
-    restarts and codes: of `job_recovery`. problems and warnings: what is wrong, and what the user should be told.
+    restarts and codes: of `job_recovery`. labels: of every machine. problems and warnings: what is wrong, and what the user should be told.
     """
 
     resources: tuple[Resources, ...] = (Resources(),)
@@ -28,6 +28,7 @@ class Alternatives:
     max_price: float | None = None
     restarts: int | None = None
     codes: tuple[int, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -59,6 +60,7 @@ def read(model: ResourcesFields | None) -> Alternatives:
     elif True in spots:
         made.spot = "auto"
     made.max_price = _agreed(made, "max_hourly_cost", [wish.get("max_hourly_cost") for wish in wishes])
+    made.labels = _agreed(made, "labels", [dict(wish.get("labels") or {}) for wish in wishes])
     _recover(made, wishes)
     return made
 

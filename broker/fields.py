@@ -96,6 +96,15 @@ def _images(value: object) -> dict[str, str]:
     return {"" if region in ("null", "None", "*") else region: _image(image) for region, image in value.items()}
 
 
+def _labels(value: object) -> dict[str, str]:
+    """Names and values; a value that was left empty is the empty text."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a map of names and values")  # noqa: TRY004 - pydantic collects ValueErrors only
+    if wrong := [name for name, text in value.items() if text is not None and not isinstance(text, str)]:
+        raise ValueError(f"the value of {wrong[0]} must be one text")
+    return {name: text or "" for name, text in value.items()}
+
+
 def _codes(value: object) -> tuple[int, ...]:
     items = value if isinstance(value, list) else [value]
     codes = [quantity.count(item) if isinstance(item, str) else -1 for item in items]
@@ -201,7 +210,9 @@ class AlternativeFields(Fields):
         "SkyPilot's word for `max_price`.", "honoured", "read as max_price: the live price, disk included"
     )
     autostop: Any = _ignored("a machine ends as soon as its job does, and none is ever idle")
-    labels: Any = _ignored("machines carry the broker's own tags only")
+    labels: Annotated[dict[str, str], BeforeValidator(_labels), _written("object")] | None = _field(
+        "Tags of the machines, a map of names and values, for the provider's own bills and lists."
+    )
     ports: Any = _ignored("no port is opened: logs and results come through the job's home")
     priority: Any = _ignored("jobs do not queue for one another here")
     priority_class: Any = _ignored("jobs do not queue for one another here")

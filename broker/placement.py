@@ -137,7 +137,7 @@ def freeze(
         python=_python(traits),
     )
     home.put(keys.boot(generation), boot_script(boot))
-    tags = {TAG_INSTALLATION: world.installation, TAG_JOB: row.id, TAG_GENERATION: str(generation)}
+    tags = {**task.labels, TAG_INSTALLATION: world.installation, TAG_JOB: row.id, TAG_GENERATION: str(generation)}
     return LaunchRequest(
         job=row.id,
         generation=generation,

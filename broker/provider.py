@@ -106,6 +106,7 @@ class LaunchRequest:
     """One placement's request, frozen and durable before it is sent. The same request means the same machine.
 
     token: derived from job, generation and offer; the same at every replay, new for every generation.
+    tags: ours, and the labels of the task; of those an adapter leaves out what its API cannot hold.
     user_data: the bootstrap, a POSIX-sh script. container: the image that the task runs in; a container provider makes
     the machine of it, a VM's guest starts it; None runs the task bare. image: the machine image that a VM boots, where
     the task names one; None for the provider's choice. bid: USD per hour of the whole machine, None outside bidding.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from broker import gpus, quantity
+from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
 from broker.mounts import Mount
@@ -140,7 +140,7 @@ class Task:
     max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
     machine. max_restarts_on_errors: of a program that failed, counted apart; after recover_on_exit_codes it is started
     again uncounted. ordered: the first of the resources that can be had wins, whatever the prices. file_mounts: what is
-    brought along besides the workdir. deadline and schedule as typed, budget in USD: kept, but not carried out yet, so
+    brought along besides the workdir. labels: tags of the machines. deadline and schedule as typed, budget in USD: kept, but not carried out yet, so
     that a task with them is refused when it is to run. home: URL of the store, empty for the configured one. source:
     the file it was read from. warnings: what its reader should tell the user.
 
@@ -165,6 +165,7 @@ class Task:
     max_restarts_on_errors: int = 0
     recover_on_exit_codes: tuple[int, ...] = ()
     ordered: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     file_mounts: tuple[Mount, ...] = ()
     deadline: str = ""
     budget: float | None = None
@@ -185,7 +186,7 @@ class Task:
         for name in ("workdir", "source"):
             if (value := getattr(self, name)) is not None:
                 put(name, Path(value).expanduser().absolute())
-        for name in ("envs", "secrets", "trust"):
+        for name in ("envs", "secrets", "trust", "labels"):
             put(name, dict(getattr(self, name)))
         for name in ("outputs", "recover_on_exit_codes", "file_mounts"):
             put(name, tuple(getattr(self, name)))
@@ -249,6 +250,7 @@ class Task:
         for pattern in self.outputs:
             if not _inside(pattern):
                 yield Problem("outputs", f"must be a path or glob inside the workdir, not {pattern!r}")
+        yield from labels.problems(self.labels)
         yield from self._mount_problems()
         yield from self._limit_problems()
 

@@ -299,6 +299,7 @@ class _Reader:
             "budget": model.budget,
             "schedule": model.schedule,
             "recover_on_exit_codes": found.codes,
+            "labels": found.labels,
             "checkpoint": _checkpoint(model.checkpoint),
             "work": Work(**model.work.model_dump()) if model.work else None,
             "spot": spot or model.spot,
@@ -425,7 +426,7 @@ def write(task: Task) -> str:
         return value
 
     data = task.to_json()
-    del data["source"], data["warnings"], data["trust"]
+    del data["source"], data["warnings"], data["trust"], data["labels"]
     data["resources"] = _resources(task.resources, ordered=data.pop("ordered"))
     if task.rehearse is not None and task.rehearse.resources:
         data["rehearse"]["resources"] = _resources(task.rehearse.resources)
@@ -440,6 +441,8 @@ def write(task: Task) -> str:
     for holder, values in ((written, task.envs), (written.get("rehearse", {}), getattr(task.rehearse, "envs", {}))):
         if values:
             holder["envs"] = {name: Quoted(value) for name, value in values.items()}
+    if task.labels:
+        written["resources"]["labels"] = {name: Quoted(value) for name, value in task.labels.items()}
     if task.secrets:
         written["secrets"] = {
             name: {"trust": str(task.trust[name])} if name in task.trust else None for name in sorted(task.secrets)

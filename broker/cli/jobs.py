@@ -162,6 +162,8 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
             screen.show(event_line(event))
     screen.show("")
     screen.show(f"home  {job.row.home}")
+    if labels := job.row.task.get("labels"):
+        screen.show(f"tags  {', '.join(f'{name}={value}' for name, value in labels.items())}")
     if job.row.fix:
         screen.show(f"try   {job.row.fix}")
     return screen.line(report.outcome or report.status)

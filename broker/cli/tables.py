@@ -283,5 +283,6 @@ def job_row(job: Job, now: float) -> dict[str, Any]:
         "age": now - job.row.created_at,
         "created_at": job.row.created_at,
         "ended_at": job.row.ended_at,
+        "labels": dict(job.row.task.get("labels") or {}),
         "home": job.row.home,
     }

@@ -267,7 +267,6 @@ def test_the_report_names_every_field(tmp_path: Path) -> None:
         assert how[field] == "emulated", field
     ignored = [
         "resources.job_recovery.strategy", "resources.disk_tier", "resources.ports", "resources.autostop",
-        "resources.labels",
         "resources.any_of.1.network_tier", "file_mounts./data.d.persistent", "outputs", "config", "event_callback",
         "service", "pool", "volumes", "api_server_access", "_metadata.note",
     ]  # fmt: skip
@@ -309,3 +308,37 @@ def test_written_tasks_read_back(tmp_path: Path) -> None:
     path.write_text(task.to_yaml(), encoding="utf-8")
     again = load(path)
     assert again.to_json() | {"source": "", "warnings": []} == task.to_json() | {"source": "", "warnings": []}
+
+
+def test_labels_become_tags_of_the_machines(tmp_path: Path) -> None:
+    text = SAFE + "resources: {labels: {team: vision, Cost Center: '12 a', empty: }}\n"
+    task = read(tmp_path, text)
+    assert task.labels == {"team": "vision", "Cost Center": "12 a", "empty": ""}
+    assert Task.from_json(task.to_json()) == task
+    assert read(tmp_path, task.to_yaml()).labels == task.labels
+    assert "ignored" not in " ".join(task.warnings)
+    both = "resources: {labels: {team: a}, any_of: [{infra: aws}, {infra: gcp}]}\n"
+    assert read(tmp_path, SAFE + both).labels == {"team": "a"}
+    with pytest.raises(TaskError, match=r"resources\.labels: must be the same for all alternatives"):
+        read(tmp_path, SAFE + "resources: {any_of: [{infra: aws, labels: {team: a}}, {infra: gcp}]}\n")
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ("{spotbroker-job: mine}", r"job\.yaml:\d+:\d+: resources\.labels\.spotbroker-job: names that start with"),
+        ("{SpotBroker-x: mine}", "are the broker's own"),
+        ("{'aws:name': x}", "reserved by a cloud"),
+        ("{a?b: x}", "cannot stand in a label's name"),
+        (f"{{{'n' * 129}: x}}", "has 129 characters"),
+        (f"{{n: {'v' * 257}}}", "has 257 characters"),
+        ('{n: "a\\nb"}', "one printable line"),
+        ("{'': x}", "cannot be a label's name"),
+        ("{n: {m: x}}", "the value of n must be one text"),
+        ("[a, b]", "must be a map"),
+        ("{" + ", ".join(f"n{i}: x" for i in range(41)) + "}", "41 are more than the 40"),
+    ],
+)
+def test_labels_that_no_cloud_would_take(tmp_path: Path, labels: str, why: str) -> None:
+    with pytest.raises(TaskError, match=why):
+        read(tmp_path, f"{SAFE}resources: {{labels: {labels}}}\n")
