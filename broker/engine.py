@@ -287,7 +287,7 @@ class Engine:
         """
         deleted = 0
         for row in self.world.store.jobs(active=True):
-            if row.state is None or row.want:
+            if row.state is None or row.stopping:
                 continue
             keep = int((row.task.get("checkpoint") or {}).get("keep") or 3)
             with contextlib.suppress(errors.BrokerError):

@@ -185,6 +185,18 @@ class Job:
         """
         self.store.ask(self.id, "stop-now" if now else "stop")
 
+    def move(self, *, now: bool = False) -> None:
+        """Ask for another machine: the guest saves and ends while the next one is picked and launched; `now` does not
+        wait for the save, as a provider that takes a machine back without a notice.
+
+        Carried out once by a live broker; nothing where no machine is rented at present.
+        """
+        from broker.reaction import wish_to_move
+
+        held = [row for row in self.placements() if row.launched_at is not None and row.ended_at is None]
+        if held:
+            self.store.ask(self.id, wish_to_move(held[-1].generation, now=now))
+
     def resume(self, secrets: Mapping[str, str] | None = None) -> Job:
         """Take an ended job up again, from its newest snapshot, with the task and workdir that it was submitted with.
 
@@ -312,6 +324,7 @@ def plan(
 ) -> Plan:
     """Rank what could be rented for a task now, with reasons. Costs nothing and leaves nothing behind."""
     from broker import registry
+    from broker.consent import consented
     from broker.lifecycle import wish_of
     from broker.market import Marketplace
     from broker.mounts import measure
@@ -320,7 +333,7 @@ def plan(
     from broker.workdir import size
 
     config = config or load_config()
-    task = _settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra})
+    task = consented(_settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra}), config.state)
     home = home_of(task, config)
     mounts = measure(task.file_mounts, config, home, min(resources.disk for resources in task.resources))
     wish = wish_of(task)
@@ -350,12 +363,13 @@ def _fields(task: Task) -> tuple[FieldReport, ...]:
 
 def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
     """Write a job down and put what is frozen of it into its home. Nothing is rented yet."""
+    from broker.consent import consented
     from broker.placement import prepare
     from broker.store import JobRow
     from broker.vault import seal
 
     task.refuse_postponed()
-    task = task.with_hidden_sealed()
+    task = consented(task.with_hidden_sealed(), config.state)
     job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
     prepared = prepare(job_id, task, home, config)

@@ -44,6 +44,7 @@ OUT_WORDS = {
     "boot": ("lost", "no first beat in time; ended before a new one starts"),
     "user": ("lost", "ended by hand at the provider"),
     "stop": ("stopping", "told to save and end"),
+    "migrate": ("moved", "told to move to another machine"),
 }
 
 
@@ -73,7 +74,7 @@ def prospect_of(task: Task) -> Prospect:
 def pick(state: JobState, world: World) -> JobState:
     """Decide on an offer and freeze the whole request, durably, before anything is sent."""
     row = world.store.job(state.job)
-    if row.want:
+    if row.stopping:
         outcome = state.outcome or Outcome("stopped", 103, "stopped by its user")
         return state.to("retire" if state.retiring else "account", outcome=outcome)
     task = Task.from_json(row.task)
@@ -505,7 +506,7 @@ def status_of(state: JobState, row: JobRow, program_runs: bool) -> str:
     """The job's status for people, from where its state stands."""
     if state.outcome is not None:
         return state.outcome.status if state.phase == "done" else "stopping"
-    if row.want:
+    if row.stopping:
         return "stopping"
     if state.live is not None and program_runs:
         return "running"

@@ -17,6 +17,7 @@ from broker.state import Held, JobState, Outcome, Retiring
 UNCONFIRMED_AFTER = 600.0
 TELL_AGAIN_AFTER = 60.0
 NOTICE_MARGIN = 60.0
+MOVE, MOVE_NOW = "move", "move-now"
 STRIKES = 3
 
 
@@ -101,6 +102,14 @@ class Limits:
     silence: float = 300.0
     grace: float = 60.0
     max_moves: int = 50
+
+
+def wish_to_move(generation: int, *, now: bool = False) -> str:
+    """What is written down where a user wants a job off the machine of a generation; `now` without a last save.
+
+    It names the generation, so that it is carried out once however often it is read.
+    """
+    return f"{MOVE_NOW if now else MOVE} {generation}"
 
 
 def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
@@ -220,6 +229,8 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
     if notice is not None or told:
         ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
         return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
+    if seen.want in (wish_to_move(generation), wish_to_move(generation, now=True)):
+        return _move(state, live, seen, limits, why="migrate", ends_at=None)
     if beat is None:
         if seen.now >= live.boot_by and seen.heard:
             return _silent(state, live, seen, limits, why="boot")
@@ -275,6 +286,8 @@ def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, 
     """The next placement is picked at once while this one retires."""
     if why == "notice" or why == "moved":
         patience = (ends_at - seen.now + 5.0) if ends_at is not None else limits.grace + 60.0
+    elif why == "migrate" and seen.want == wish_to_move(live.generation):
+        patience = limits.grace + 2 * live.beat + 30.0
     else:
         patience = 0.0
     start_by = ends_at + NOTICE_MARGIN if ends_at is not None else None
@@ -287,7 +300,7 @@ def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, 
         after=live.generation,
         start_by=start_by,
         go=settled(out.retiring, live.generation),
-        lost=out.lost if why == live.end_why else (live.generation, why),
+        lost=out.lost if why in (live.end_why, "migrate") else (live.generation, why),
     )
     return _next(out, limits)
 

@@ -136,6 +136,11 @@ class JobRow:
     def done(self) -> bool:
         return self.status in ENDED
 
+    @property
+    def stopping(self) -> bool:
+        """Has its user asked for its end?"""
+        return self.want in ("stop", "stop-now")
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRow:
@@ -272,9 +277,13 @@ class Store:
             return db.execute(query.values(**values)).rowcount == 1
 
     def ask(self, job: str, want: str) -> None:
-        """Write down what the user wants of a job: `stop` or `stop-now`. The job's watch reads it."""
+        """Write down what the user wants of a job, for its watch to read: `stop`, `stop-now`, or to be moved
+        (`broker.reaction.wish_to_move`). A wish to stop stands: no later wish to move takes it back."""
         with self.engine.begin() as db:
-            db.execute(sa.update(jobs).where(jobs.c.id == job, jobs.c.status.not_in(ENDED)).values(want=want))
+            query = sa.update(jobs).where(jobs.c.id == job, jobs.c.status.not_in(ENDED))
+            if want not in ("stop", "stop-now"):
+                query = query.where(sa.or_(jobs.c.want.is_(None), jobs.c.want.not_in(("stop", "stop-now"))))
+            db.execute(query.values(want=want))
 
     def wants(self) -> dict[str, str]:
         """What is wanted of the jobs that have not ended."""

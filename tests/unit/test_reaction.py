@@ -10,7 +10,7 @@ import pytest
 
 from broker.offer import Market
 from broker.provider import Cause, Instance, Notice, State
-from broker.reaction import STRIKES, Beat, Limits, Seen, react, settled, wake_at
+from broker.reaction import STRIKES, Beat, Limits, Seen, react, settled, wake_at, wish_to_move
 from broker.state import Held, JobState, Outcome, Retiring
 
 NOW = 1_000_000.0
@@ -366,3 +366,27 @@ def test_the_state_survives_its_journey_through_json() -> None:
         outcome=Outcome("failed", 100, "x"),
     )
     assert JobState.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+def test_a_wish_to_move_is_carried_out_once_and_blames_no_offer() -> None:
+    seen = Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()})
+    moved = react(job(), seen, LIMITS)
+    assert moved is not None
+    assert (moved.phase, moved.moves, moved.after, moved.lost, moved.go) == ("pick", 1, 1, None, False)
+    (old,) = moved.retiring
+    assert (old.order, old.why, old.terminate_at) == ("retire", "migrate", NOW + 60 + 2 * 30 + 30)
+    second = replace(moved, phase="watch", live=held(2), generation=2, launched=2)
+    later = Seen(NOW + 1, want=wish_to_move(1), instances={**RUNNING, 2: instance()}, beats={2: beat()})
+    assert react(second, later, LIMITS) is None, "the wish names the machine that has left already"
+
+
+def test_a_wish_to_move_now_waits_for_no_save() -> None:
+    moved = react(job(), Seen(NOW, want=wish_to_move(1, now=True), instances=RUNNING, beats={1: beat()}), LIMITS)
+    assert moved is not None
+    assert moved.retiring[0].terminate_at == NOW
+
+
+def test_a_wish_to_move_does_not_outlast_max_moves() -> None:
+    moved = react(job(moves=3), Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()}), LIMITS)
+    assert moved is not None
+    assert moved.outcome == Outcome("limit", 104, moved.outcome.message, moved.outcome.fix)
