@@ -140,9 +140,9 @@ class Task:
     max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
     machine. max_restarts_on_errors: of a program that failed, counted apart; after recover_on_exit_codes it is started
     again uncounted. ordered: the first of the resources that can be had wins, whatever the prices. file_mounts: what is
-    brought along besides the workdir. labels: tags of the machines. deadline and schedule as typed, budget in USD: kept, but not carried out yet, so
-    that a task with them is refused when it is to run. home: URL of the store, empty for the configured one. source:
-    the file it was read from. warnings: what its reader should tell the user.
+    brought along besides the workdir. labels: tags of the machines. deadline and schedule as typed, budget
+    in USD: kept, but not carried out yet, so that a task with them is refused when it is to run. home: URL of the
+    store, empty for the configured one. source: the file it was read from. warnings: what its reader should tell.
 
     Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
