@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import estimating, jobs, offers, running, service
+from broker.cli import estimating, jobs, offers, rehearsal, running, service
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
 app = typer.Typer(
@@ -46,7 +46,8 @@ def options(
 for register, names in (
     (offers, ("init", "schema", "offers", "plan")),
     (estimating, ("estimate",)),
-    (running, ("rehearse", "run", "resume")),
+    (rehearsal, ("rehearse",)),
+    (running, ("run", "resume")),
     (jobs, ("ps", "show", "logs", "wait", "pull", "stop")),
     (service, ("up", "tick")),
 ):

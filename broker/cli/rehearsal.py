@@ -1,4 +1,4 @@
-"""A rehearsal for people: what happens as it happens, the report, and the verdict as the last line."""
+"""The verb rehearse: what happens as it happens, the report, and the verdict as the last line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from broker.cli.asking import YesOption, big_copies
 from broker.cli.follow import Follower, Interrupts
 from broker.cli.lines import wrapped
-from broker.cli.screen import Screen
+from broker.cli.offers import EnvOption, TaskArgument
+from broker.cli.screen import Screen, Usage
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -33,9 +37,50 @@ class _Interrupted(Exception):  # noqa: N818 - not an error: its user has ended 
     """The rehearsal was interrupted."""
 
 
+def rehearse_verb(
+    screen: Screen,
+    task: TaskArgument,
+    preempt: Annotated[int, typer.Option("--preempt", metavar="N", min=1, help="How often it is taken back.")] = 2,
+    notice: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notice",
+            metavar="PROVIDER",
+            help="Whose notice: aws (120 s), gcp (30), azure (30), runpod (5), vast (none). Repeatable; taken in turn.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Of the moments; a new one by default.")
+    ] = None,
+    env: EnvOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
+    yes: YesOption = False,
+) -> int:
+    """Try on this computer whether a task survives preemption.
+
+    Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict.
+    """
+    from broker.cli.offers import pairs, refuse_shared
+    from broker.config import load
+    from broker.rehearse import NOTICES, Rehearsal
+    from broker.task import load as load_task
+
+    notices = tuple(notice or ("aws", "vast"))
+    for word in notices:
+        if word not in NOTICES:
+            raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
+    loaded = load_task(task, envs=pairs(env))
+    for text in loaded.warnings:
+        if "workdir" in text:  # what is emulated or ignored matters where something is rented
+            screen.warn(text)
+    refuse_shared(loaded)
+    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt, notices=notices, seed=seed)
+    return show(screen, rehearsal, keep=keep, yes=yes)
+
+
 def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     """Perform a rehearsal, showing it; returns the verdict's exit code."""
-    if not _agreed(screen, rehearsal, yes=yes):
+    if not big_copies(screen, rehearsal.task.workdir, yes=yes):
         return 1
     _clear_old(screen, rehearsal.folder.parent)
     _announce(screen, rehearsal)
@@ -92,20 +137,6 @@ def _touched(folder: Path) -> float:
         with contextlib.suppress(OSError):
             found.append(path.stat().st_mtime)
     return max(found)
-
-
-def _agreed(screen: Screen, rehearsal: Rehearsal, *, yes: bool) -> bool:
-    from broker.cli.running import BIG_WORKDIR
-    from broker.cli.tables import size
-    from broker.workdir import size as size_of
-
-    workdir = rehearsal.task.workdir
-    big = size_of(workdir) if workdir is not None else 0
-    if big <= BIG_WORKDIR or yes:
-        return True
-    return screen.ask(
-        f"The workdir {workdir} has {size(big)}, which every machine gets a copy of. Go on?", instead="-y"
-    )
 
 
 def _announce(screen: Screen, rehearsal: Rehearsal) -> None:

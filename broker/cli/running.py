@@ -1,4 +1,4 @@
-"""The verbs that run something: run and rehearse."""
+"""The verbs that run a task: run and resume."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption, TaskArgument
+from broker.cli.asking import YesOption, consent
+from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption
 from broker.cli.screen import OutputLost, Screen, Usage
 from broker.cli.still import tell_still
 
 if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
     from broker.config import Config
-    from broker.job import Job, Plan
+    from broker.job import Job
     from broker.task import Task
 
-BIG_WORKDIR = 500_000_000
 HANDED_OVER = 130
 LEAVE = "SIGINT or SIGTERM hands it to a broker in the background"
-YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
 
 
 def run_verb(
@@ -139,26 +138,6 @@ def _task_or_command(
     return task_of(words, **given, spot=spot, envs=pairs(env))
 
 
-def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:
-    """Ask before money is spent, and before a big workdir is sent."""
-    from broker.cli.tables import market, price, size
-
-    offer = plan.decision.offer
-    assert offer is not None
-    if plan.size is not None and plan.size > BIG_WORKDIR:
-        big = f"the workdir {plan.task.workdir} has {size(plan.size)} to be packed and uploaded"
-        if yes:
-            screen.warn(f"{big}; .brokerignore can leave things out")
-        elif not screen.ask(f"{big[0].upper()}{big[1:]}; .brokerignore can leave things out. Go on?", instead="-y"):
-            return False
-    if yes:
-        return True
-    simulated = ", simulated" if offer.simulated else ""
-    return screen.ask(
-        f"Rent {offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{simulated}?", instead="-y"
-    )
-
-
 def _detached(screen: Screen, job: Job, config: Config) -> int:
     from broker import engine
 
@@ -240,7 +219,7 @@ def follow(follower: Follower, interrupts: Interrupts, on_interrupt: Callable[[]
         with follower.paused():
             if not on_interrupt():
                 return False
-        stopping = bool(follower.job.refresh().row.want)
+        stopping = follower.job.refresh().row.stopping
     return True
 
 
@@ -294,45 +273,3 @@ def finish(screen: Screen, job: Job) -> None:
     except BrokerError as error:
         error.fix = error.fix or f"broker logs {job.id}"
         raise
-
-
-def rehearse_verb(
-    screen: Screen,
-    task: TaskArgument,
-    preempt: Annotated[int, typer.Option("--preempt", metavar="N", min=1, help="How often it is taken back.")] = 2,
-    notice: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--notice",
-            metavar="PROVIDER",
-            help="Whose notice: aws (120 s), gcp (30), azure (30), runpod (5), vast (none). Repeatable; taken in turn.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="S", help="Of the moments; a new one by default.")
-    ] = None,
-    env: EnvOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
-    yes: YesOption = False,
-) -> int:
-    """Try on this computer whether a task survives preemption.
-
-    Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict.
-    """
-    from broker.cli.offers import pairs, refuse_shared
-    from broker.cli.rehearsal import show
-    from broker.config import load
-    from broker.rehearse import NOTICES, Rehearsal
-    from broker.task import load as load_task
-
-    notices = tuple(notice or ("aws", "vast"))
-    for word in notices:
-        if word not in NOTICES:
-            raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
-    loaded = load_task(task, envs=pairs(env))
-    for text in loaded.warnings:
-        if "workdir" in text:  # what is emulated or ignored matters where something is rented
-            screen.warn(text)
-    refuse_shared(loaded)
-    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt, notices=notices, seed=seed)
-    return show(screen, rehearsal, keep=keep, yes=yes)

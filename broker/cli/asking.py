@@ -1,0 +1,50 @@
+"""What a person is asked before money is spent or much is sent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.job import Plan
+
+BIG_WORKDIR = 500_000_000
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
+
+
+def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:
+    """Ask before money is spent, and before a big workdir is sent."""
+    from broker.cli.tables import market, price, size
+
+    offer = plan.decision.offer
+    assert offer is not None
+    if plan.size is not None and plan.size > BIG_WORKDIR:
+        big = f"the workdir {plan.task.workdir} has {size(plan.size)} to be packed and uploaded"
+        if yes:
+            screen.warn(f"{big}; .brokerignore can leave things out")
+        elif not screen.ask(f"{big[0].upper()}{big[1:]}; .brokerignore can leave things out. Go on?", instead="-y"):
+            return False
+    if yes:
+        return True
+    simulated = ", simulated" if offer.simulated else ""
+    return screen.ask(
+        f"Rent {offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{simulated}?", instead="-y"
+    )
+
+
+def big_copies(screen: Screen, workdir: Path | None, *, yes: bool) -> bool:
+    """Ask before every machine of a rehearsal gets its copy of a big workdir."""
+    from broker.cli.tables import size
+    from broker.workdir import size as size_of
+
+    big = size_of(workdir) if workdir is not None else 0
+    if big <= BIG_WORKDIR or yes:
+        return True
+    return screen.ask(
+        f"The workdir {workdir} has {size(big)}, which every machine gets a copy of. Go on?", instead="-y"
+    )
