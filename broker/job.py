@@ -38,7 +38,7 @@ class Plan:
     """What would be rented for a task, and why. `failures` names providers that did not answer.
 
     home: where the job's snapshots would go. size: bytes of the workdir, None without one. mounts: what else is brought
-    along. fields: what becomes of each field of the task file.
+    along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for.
     """
 
     task: Task
@@ -49,6 +49,7 @@ class Plan:
     providers: tuple[str, ...]
     mounts: tuple[Measured, ...] = ()
     fields: tuple[FieldReport, ...] = ()
+    balance: str = ""
 
 
 class Job:
@@ -348,7 +349,19 @@ def plan(
         providers=tuple(registry.names()),
         mounts=mounts,
         fields=_fields(task),
+        balance=_balance(decision, config),
     )
+
+
+def _balance(decision: Decision, config: Config) -> str:
+    from broker import registry
+    from broker.balance import plan_word
+
+    if decision.offer is None:
+        return ""
+    finish = decision.ranked[0].finish
+    provider = registry.get(decision.offer.provider, config)
+    return plan_word(provider, decision.offer, finish.total if finish is not None else None)
 
 
 def _fields(task: Task) -> tuple[FieldReport, ...]:

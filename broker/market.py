@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from broker.balance import payable
 from broker.config import Config
 from broker.errors import BrokerError
 from broker.offer import Offer, OfferQuery
@@ -150,7 +151,7 @@ class Marketplace:
         foreign = {offer.provider for offer in found if offer.provider != name}
         if foreign:
             failures[name] = f"answered with offers of {', '.join(sorted(foreign))}, which are left out"
-        own = [offer for offer in found if offer.provider == name]
+        own = list(payable(provider, [offer for offer in found if offer.provider == name]))
         with self._lock:
             answer.offers.extend(own)
             answer.failures.update(failures)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from broker.balance import Purse
 from broker.errors import HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
 from broker.provider import Instance
@@ -73,6 +74,7 @@ class Watcher:
     def __init__(self, world: World) -> None:
         self.world = world
         self.facts = Facts()
+        self.purse = Purse()
         self.followed: dict[str, Followed] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -192,7 +194,14 @@ class Watcher:
                         changed |= self._absent(followed, generation, listed, now)
             self.facts.instances[name] = listed
             self.facts.listed[name] = now
+            concerned = [f.job for f in self.followed.values() if name in f.generations.values()]
         self._wake(changed)
+        self.purse.look(
+            self.world.provider(name),
+            listed.values(),
+            concerned,
+            lambda job, word: self.world.store.event(job, "warning", word),
+        )
 
     def _absent(
         self, followed: Followed, generation: int, listed: Mapping[tuple[str, int], Instance], now: float
