@@ -5,6 +5,7 @@ file and `SPOTBROKER_STATE` another state folder. An example::
 
     home = "s3://my-bucket/spotbroker"      # where jobs keep what must outlive machines
     database = "postgresql://…"             # instead of the SQLite file in the state folder
+    monthly_budget = 100.0                  # USD that all jobs together may cost in a calendar month (UTC)
 
     [home_config]                           # the object store's own settings, as obstore names them
     endpoint = "https://s3.eu-central-1.amazonaws.com"
@@ -24,7 +25,7 @@ from typing import Any
 from broker.errors import ConfigError
 
 APP = "spotbroker"
-KNOWN = {"home", "home_config", "database", "providers", "limits"}
+KNOWN = {"home", "home_config", "database", "providers", "limits", "monthly_budget"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class Limits:
 
     beat: between two beats of a guest. silence: without a changed beat until a machine counts as lost. scan: between
     two looks at the checkpoint folder. quiet: unchanged until a file of no known format counts as complete. grace: for
-    a program to save and exit after SIGTERM. store_poll: between two looks at the home.
+    a program to save and exit after SIGTERM. store_poll: between two looks at the home. weigh: between two looks at the
+    market for a job that waits, or that another machine may be worth moving to. fallback: without a spot machine to be
+    had, until a job with `spot: auto` that had one takes one on demand.
     """
 
     beat: float = 30.0
@@ -42,14 +45,16 @@ class Limits:
     quiet: float = 10.0
     grace: float = 60.0
     store_poll: float = 10.0
+    weigh: float = 180.0
+    fallback: float = 300.0
 
 
-SIMULATED = Limits(beat=1.0, silence=60.0, scan=0.5, quiet=2.0, grace=60.0, store_poll=0.5)
+SIMULATED = Limits(beat=1.0, silence=60.0, scan=0.5, quiet=2.0, grace=60.0, store_poll=0.5, weigh=5.0, fallback=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the user has set. home: URL, empty for the folder `homes` in the state folder."""
+    """What the user has set. home: URL, empty for the folder `homes` in the state folder. monthly_budget: USD."""
 
     state: Path
     file: Path
@@ -58,6 +63,7 @@ class Config:
     database: str = field(default="", repr=False)
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     changed_limits: Mapping[str, float] = field(default_factory=dict)
+    monthly_budget: float | None = None
 
     def provider(self, name: str) -> Mapping[str, Any]:
         return self.providers.get(name, {})
@@ -93,6 +99,9 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
     for key, kind in (("limits", dict), ("home", str), ("database", str), ("home_config", dict), ("providers", dict)):
         if key in data and not isinstance(data[key], kind):
             raise ConfigError(f"{file}: {key} must be a {'table' if kind is dict else 'string'}")
+    monthly = data.get("monthly_budget")
+    if monthly is not None and (isinstance(monthly, bool) or not isinstance(monthly, int | float) or not monthly > 0):
+        raise ConfigError(f"{file}: monthly_budget = {monthly!r} is no sum", fix="USD above 0, or leave it out")
     return Config(
         state=state.expanduser().absolute(),
         file=file,
@@ -101,4 +110,5 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
         database=data.get("database", ""),
         providers=data.get("providers", {}),
         changed_limits=dict(changed),
+        monthly_budget=monthly,
     )
