@@ -34,12 +34,14 @@ def balance_of(provider: Provider) -> float | None:
         return None
     with _lock:
         at, usd = _known.get(adapter, (float("-inf"), None))
-        if time.monotonic() - at >= FRESH:
-            try:
-                usd = float(adapter.balance())
-            except Exception:  # noqa: BLE001 - whatever is wrong with the account, the launch itself will tell
-                usd = None
-            _known[adapter] = (time.monotonic(), usd)
+    if time.monotonic() - at < FRESH:
+        return usd
+    try:
+        usd = float(adapter.balance())
+    except Exception:  # noqa: BLE001 - whatever is wrong with the account, the launch itself will tell
+        usd = None
+    with _lock:
+        _known[adapter] = (time.monotonic(), usd)
     return usd
 
 
@@ -75,12 +77,14 @@ def plan_word(provider: Provider, offer: Offer, expected: float | None) -> str:
         return ""
     text = f"{_dollars(usd)} prepaid with {provider.name}, {_hours(usd / offer.hourly)} at {offer.hourly:.2f} USD/h"
     if expected is not None and expected > usd:
-        text += f"; finishing is expected to cost {_dollars(expected)}: add {_dollars(expected - usd)} before it is gone"
+        text += (
+            f"; finishing is expected to cost {_dollars(expected)}: add {_dollars(expected - usd)} in time"
+        )
     return text
 
 
 @dataclass(slots=True)
-class Purse:
+class Balances:
     """Looks every hour whether what is rented can go on being paid for."""
 
     clock: Callable[[], float] = time.monotonic

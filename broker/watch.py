@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker.balance import Purse
+from broker.balance import Balances
 from broker.errors import HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
 from broker.provider import Instance
@@ -74,7 +74,7 @@ class Watcher:
     def __init__(self, world: World) -> None:
         self.world = world
         self.facts = Facts()
-        self.purse = Purse()
+        self.balances = Balances()
         self.followed: dict[str, Followed] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -196,7 +196,7 @@ class Watcher:
             self.facts.listed[name] = now
             concerned = [f.job for f in self.followed.values() if name in f.generations.values()]
         self._wake(changed)
-        self.purse.look(
+        self.balances.look(
             self.world.provider(name),
             listed.values(),
             concerned,
