@@ -296,7 +296,11 @@ class Job:
                 continue
             return [to / path for path in manifest.files]
         if problems:
-            raise errors.SnapshotCorrupt(f"no snapshot of {self.id} verifies: {'; '.join(problems)}")
+            raise errors.SnapshotCorrupt(
+                f"no snapshot of {self.id} verifies: {'; '.join(problems)}",
+                fix=f"look into {home.url}/{keys.root} for objects that a rule of the store deletes or another program "
+                "changes; submit the task again to start from nothing",
+            )
         raise errors.JobUnfinished(f"{self.id} has no snapshot", job=self.id, fix=f"broker show {self.id}")
 
 

@@ -254,7 +254,7 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
     outcome = {
         "succeeded": Outcome("succeeded", 0, "succeeded"),
         "stopped": Outcome("stopped", 103, "stopped by its user"),
-    }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed"))
+    }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed", str(result.get("fix") or "")))
     return _out(state, live, seen, why=str(word), order="end").to("retire", outcome=outcome)
 
 

@@ -232,7 +232,8 @@ def restore_newest(
     if problems or chain.expected:
         raise SnapshotCorrupt(
             "no snapshot can be restored, though there were some: " + ("; ".join(problems) or "all have gone"),
-            fix=f"look into {home.url}/{keys.root}; submit the task again to start from nothing",
+            fix=f"look into {home.url}/{keys.root} for objects that a rule of the store deletes or another program "
+            "changes; submit the task again to start from nothing",
         )
     return None, ()
 

@@ -31,10 +31,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """outcome: succeeded | failed | moved | stopped | ended."""
+    """outcome: succeeded | failed | moved | stopped | ended. fix: what its user could do, where that is known."""
 
     outcome: str
     reason: str
+    fix: str = ""
 
 
 def judge(exit: Exit, cause: Cause | None, *, noticed: bool, at_total: bool) -> Verdict:  # noqa: A002 - it is the word

@@ -138,7 +138,7 @@ class Machine:
         except Stale:
             raise
         except (Refused, BrokerError, OSError, ValueError) as error:
-            verdict = Verdict("failed", str(error))
+            verdict = Verdict("failed", str(error), getattr(error, "fix", ""))
         except Exception as error:  # noqa: BLE001 - said as the result, or the job would be moved for ever
             traceback.print_exc()
             self.contain.kill()

@@ -55,7 +55,7 @@ class Session:
             try:
                 self._again(again)
             except SnapshotCorrupt as error:
-                return Verdict("failed", f"{verdict.reason}{tried}; {error}"), ended, None
+                return Verdict("failed", f"{verdict.reason}{tried}; {error}", error.fix), ended, None
 
     def _once(self) -> tuple[Verdict, Exit, Cause | None]:
         c = self.context

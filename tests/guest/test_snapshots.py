@@ -79,6 +79,7 @@ def test_nothing_restorable_is_said_not_started_from_zero(job):
     result = job.place(2, order={"after": 1, "go": True}).until_ended()
     assert result["outcome"] == "failed"
     assert "no snapshot can be restored" in result["reason"]
+    assert "submit the task again to start from nothing" in result["fix"]
     assert "never" not in job.placements[1].own_log
 
 

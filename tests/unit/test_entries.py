@@ -12,22 +12,10 @@ import pytest
 
 from broker.complete import Judge
 from broker.entries import containers_of, entry_of, holds_checkpoints, newest_step
-from broker.home import Access, Home, JobKeys, folder_url
+from broker.home import Home, JobKeys
 from broker.snapshot import Manifest, Snapshotter, restore
 
 KEYS = JobKeys("job-1")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(Access(folder_url(tmp_path / "home")))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpoints"
-    place.mkdir()
-    return place
 
 
 def make(folder: Path, *paths: str) -> None:

@@ -6,10 +6,8 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from broker.garbage import collect, kept_snapshots
-from broker.home import Access, Home, JobKeys, folder_url
+from broker.home import Home, JobKeys
 from broker.restore import write_parent
 from broker.snapshot import Snapshotter
 from broker.state import Held, JobState, Retiring
@@ -20,11 +18,6 @@ TWO_DAYS = 2 * 86400.0
 
 def held(generation: int) -> Held:
     return Held(generation, "local", f"m{generation}", "local/a/b/c/spot", 0.1, 0.0, 0.0, 9e9, "max_hours", 1.0)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(Access(folder_url(tmp_path / "home")))
 
 
 def publish(home: Home, folder: Path, generation: int, steps: range, parent: tuple[int, int] | None) -> None:

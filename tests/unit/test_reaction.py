@@ -368,6 +368,14 @@ def test_the_state_survives_its_journey_through_json() -> None:
     assert JobState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
+def test_what_the_guest_advises_is_kept_as_the_jobs_advice() -> None:
+    result = {"outcome": "failed", "reason": "no snapshot can be restored", "fix": "look into the home"}
+    ended = react(job(), Seen(NOW, instances=RUNNING, beats={1: beat(result=result)}), LIMITS)
+    assert ended is not None
+    assert ended.outcome is not None
+    assert ended.outcome.fix == "look into the home"
+
+
 def test_a_wish_to_move_is_carried_out_once_and_blames_no_offer() -> None:
     seen = Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()})
     moved = react(job(), seen, LIMITS)

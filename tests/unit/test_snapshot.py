@@ -14,7 +14,7 @@ import pytest
 from broker.blobs import Changed, _parts, upload_file
 from broker.complete import Stat
 from broker.errors import HomeError, SnapshotCorrupt
-from broker.home import Access, Home, JobKeys, folder_url
+from broker.home import Home, JobKeys
 from broker.snapshot import File, Manifest, Pace, Snapshotter, restore
 
 KEYS = JobKeys("job-1")
@@ -29,18 +29,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(Access(folder_url(tmp_path / "home")))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpoints"
-    place.mkdir()
-    return place
 
 
 def save(path: Path, value: float) -> None:

@@ -33,11 +33,6 @@ DAY = 86400.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(Access(folder_url(tmp_path / "home")))
-
-
 class Runs:
     """Generations of a job that each publish numbered snapshots; `value` tells them apart once restored."""
 
