@@ -36,30 +36,36 @@ Explain = Callable[[int, Any], ProviderError | None]
 
 
 class Budget:
-    """Least seconds between two calls of one lane, kept by all processes that use the same key and state folder."""
+    """So many calls of one lane in so many seconds, kept by all processes that use the same key and state folder."""
 
-    def __init__(self, state: Path, name: str, key: Key | None, intervals: Mapping[str, float]) -> None:
-        """intervals: lane -> seconds; a lane that is not named is free."""
+    def __init__(
+        self,
+        state: Path,
+        name: str,
+        key: Key | None,
+        intervals: Mapping[str, float],
+        *,
+        quotas: Mapping[str, tuple[int, float]] | None = None,
+    ) -> None:
+        """intervals: lane -> least seconds between two calls. quotas: lane -> (calls, seconds), for limits that allow
+        a burst. A lane that neither names is free.
+        """
         owner = hashlib.sha256((key.value if key else "").encode()).hexdigest()[:12]
         self.folder = state / "rates" / f"{name}-{owner}"
-        self.intervals = dict(intervals)
+        self.quotas = {lane: (1, seconds) for lane, seconds in intervals.items()} | dict(quotas or {})
 
     def wait(self, lane: str) -> None:
         """Take the lane's next free moment, and sleep until then."""
-        interval = self.intervals.get(lane, 0.0)
-        if interval <= 0:
+        calls, seconds = self.quotas.get(lane, (1, 0.0))
+        if seconds <= 0:
             return
         with self._next(lane) as file:
-            text = os.pread(file, 64, 0).decode("ascii", "replace")
             now = time.time()
-            try:
-                last = float(text)
-            except ValueError:
-                last = 0.0
             # A clock that was set back must not stop the lane for as long as it went.
-            slot = now if not now - interval < last < now + 60 * interval else max(now, last + interval)
+            taken = [at for at in _moments(file) if now - seconds < at < now + 60 * seconds][-calls:]
+            slot = max(now, taken[0] + seconds, taken[-1]) if len(taken) == calls else max([now, *taken[-1:]])
             os.ftruncate(file, 0)
-            os.pwrite(file, repr(slot).encode("ascii"), 0)
+            os.pwrite(file, " ".join(map(repr, [*taken, slot][-calls:])).encode("ascii"), 0)
         time.sleep(max(0.0, slot - now))
 
     @contextlib.contextmanager
@@ -71,6 +77,14 @@ class Budget:
             yield file
         finally:
             os.close(file)
+
+
+def _moments(file: int) -> list[float]:
+    """The calls of a lane that were written down, the oldest first; none where that cannot be read."""
+    try:
+        return [float(word) for word in os.pread(file, 65_536, 0).decode("ascii").split()]
+    except ValueError:
+        return []
 
 
 class Rest:
@@ -123,8 +137,6 @@ class Rest:
         if self.budget is not None:
             self.budget.wait(lane or method.lower())
         headers = {"Accept": "application/json", "User-Agent": "spotbroker"}
-        if self.key is not None:
-            headers["Authorization"] = f"Bearer {self.key.value}"
         try:
             answer = self.session.request(
                 method,
@@ -132,14 +144,21 @@ class Rest:
                 params=params,
                 json=body,
                 headers=headers,
+                auth=self._signed,
                 timeout=TIMEOUT,
                 allow_redirects=method == "GET",
             )
         except requests.exceptions.ConnectTimeout as error:  # nothing was sent
             raise self._unavailable(str(error), "ConnectTimeout") from error
         except requests.exceptions.RequestException as error:
-            raise self._silent(str(error), type(error).__name__, creating) from error
+            raise self._silent(str(error), type(error).__name__, creating and not _unsent(error)) from error
         return self._read(answer, creating)
+
+    def _signed(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Put the key in. As `auth`, since requests else lets an entry of ~/.netrc for the host replace the header."""
+        if self.key is not None:
+            request.headers["Authorization"] = f"Bearer {self.key.value}"
+        return request
 
     def _read(self, answer: requests.Response, creating: bool) -> Any:
         status = answer.status_code
@@ -174,6 +193,14 @@ class Rest:
 
     def _unavailable(self, text: str, code: str) -> ProviderUnavailable:
         return ProviderUnavailable(f"{self.name} did not answer: {text}", provider=self.name, code=code)
+
+
+def _unsent(error: Exception) -> bool:
+    """Did the request never leave, because there was no connection?"""
+    from urllib3.exceptions import NewConnectionError
+
+    reason = getattr(error.args[0] if error.args else None, "reason", None)
+    return isinstance(reason, NewConnectionError)
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
