@@ -15,6 +15,7 @@ from broker.cli.screen import Screen, Usage
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.job import Plan
+    from broker.policy.decision import Decision
     from broker.offer import Offer, OfferQuery
     from broker.task import Task
 
@@ -114,6 +115,8 @@ def offers_verb(
     from broker.cli.tables import offers_table
 
     screen.show(offers_table(found, screen.width))
+    for told in dict.fromkeys(f"{offer.provider}: {offer.blocked}" for offer in found if offer.blocked):
+        screen.say(told, style="yellow")
     if any(offer.simulated for offer in found):
         screen.say("local is this computer: its money is simulated", style="dim")
     return None
@@ -138,7 +141,7 @@ def plan_verb(
     planned = make_plan(screen, task, load(), spot=spot, max_price=max_price, infra=infra, env=env)
     show_plan(screen, planned, everything=everything, explain=explain)
     if planned.decision.offer is None:
-        raise nothing(planned.task.queries, planned.failures, planned.decision.reasons)
+        raise nothing(planned.task.queries, planned.failures, planned.decision)
 
 
 def make_plan(
@@ -207,6 +210,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "home": plan.home,
         "workdir_bytes": plan.size,
         "failures": dict(plan.failures),
+        "balance": plan.balance,
         "mounts": [
             {"target": m.mount.target, "source": m.mount.source, "bytes": m.bytes, "files": m.files}
             for m in plan.mounts
@@ -219,6 +223,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
     from broker.cli.tables import size
+    from broker.cli.trusting import cost_of_refusing
     from broker.guest.mask import too_short
 
     ranked = [reason.removeprefix("ranked ") for reason in plan.decision.reasons if reason.startswith("ranked ")]
@@ -239,6 +244,10 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     if short := too_short(plan.task.with_hidden_sealed().secrets):
         text = f"{', '.join(short)}: too short, or with a line too short, to be masked where the program prints it"
         lines.append(("secrets", text))
+    if hidden := cost_of_refusing(plan.decision, plan.task):
+        lines.append(("trust", hidden))
+    if plan.balance:
+        lines.append(("balance", plan.balance))
     offer = plan.decision.offer
     if offer is not None and offer.simulated:
         lines.append(("moves", "made while a broker runs here; local is this computer, its money is simulated"))
@@ -322,11 +331,21 @@ def must_have_provider(queries: Sequence[OfferQuery]) -> None:
     )
 
 
-def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], reasons: Sequence[str] = ()) -> Exception:
+def nothing(
+    queries: Sequence[OfferQuery], failures: Mapping[str, str], decision: Decision | None = None
+) -> Exception:
     """The error for an empty market: of configuration where no provider can be used, else one that passes."""
     from broker import registry
     from broker.errors import ConfigError, NothingAvailable
+    from broker.policy.decision import Kind
 
+    reasons = decision.reasons if decision is not None else ()
+    near = [entry for entry in decision.rejected if entry.kind not in (Kind.INFRA, Kind.SHAPE)] if decision else []
+    if near and all(entry.kind is Kind.UNUSABLE for entry in near):
+        what = "; ".join(dict.fromkeys(f"{entry.offer.provider}: {entry.reason}" for entry in near))
+        several = f"{len(near)} offers fit" if len(near) > 1 else "1 offer fits"
+        names = " ".join(dict.fromkeys(entry.offer.provider for entry in near))
+        return ConfigError(f"{several} and none can be rented from here: {what}", fix=f"broker check {names}")
     others = {name for name in registry.names() if name != "local"}
     if all(query.gpu for query in queries) and others and others <= set(failures):
         what = "; ".join(f"{name}: {failures[name]}" for name in sorted(others))

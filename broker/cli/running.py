@@ -59,6 +59,7 @@ def run_verb(
     --checkpoint ckpt -- python train.py runs a command in a copy of this folder.
     """
     from broker.cli.offers import make_plan, nothing, show_plan
+    from broker.cli.trusting import wants_cheaper
     from broker.config import load
     from broker.job import submit
     from broker.store import open_store
@@ -74,8 +75,11 @@ def run_verb(
         plan.task.refuse_postponed()
     if dry_run or not (screen.quiet or screen.json):
         show_plan(screen, plan, talk=not dry_run)
+    if not (dry_run or yes or screen.quiet or screen.json) and wants_cheaper(screen, plan, config):
+        plan = make_plan(screen, wanted, config, spot=spot, max_price=max_price, infra=infra, env=env)
+        show_plan(screen, plan, talk=True)
     if plan.decision.offer is None:
-        raise nothing(plan.task.queries, plan.failures, plan.decision.reasons)
+        raise nothing(plan.task.queries, plan.failures, plan.decision)
     if dry_run:
         return 0
     if not consent(screen, plan, yes=yes):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.offer import Market, Offer
+from broker.offer import Market, Offer, Trust
 from broker.policy.decision import clock as moment
 
 if TYPE_CHECKING:
@@ -117,8 +118,10 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
     """What can be rented now, one line per offer; USD per hour, on a narrow screen without the parts of the price."""
     parts = ("MACHINE", "DISK") if width >= WIDE else ()
     cards = any(offer.gpu for offer in offers)
+    more = ["TRUST"] if any(offer.trust is not Trust.CLOUD for offer in offers) else []
+    more += ["RENT"] if any(offer.blocked for offer in offers) else []
     made = table(
-        "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE",
+        "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE", *more,
         right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "NOTICE"), fold=("HAS",),
     )  # fmt: skip
     for rank, offer in enumerate(offers, 1):
@@ -128,8 +131,15 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
         made.add_row(
             str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market),
             *((price(offer.price), price(offer.disk_price)) if parts else ()), price(offer.hourly), *per_card, notice,
+            *([str(offer.trust)] if "TRUST" in more else []), *([mark(offer.blocked)] if "RENT" in more else []),
+            style="dim" if offer.blocked else None,
         )  # fmt: skip
     return made
+
+
+def mark(blocked: str) -> str:
+    """Why an offer cannot be rented, in a few words: what comes before the advice."""
+    return re.split(r"[:;,(]", blocked, maxsplit=1)[0].strip()[:30]
 
 
 def plan_table(plan: Plan, *, everything: bool = False) -> Table:
