@@ -52,7 +52,7 @@ def payable(provider: Provider, offers: Sequence[Offer]) -> Sequence[Offer]:
     usd = balance_of(provider)
     if usd is None:
         return offers
-    word = f"{_dollars(usd)} of prepaid money does not pay for an hour of it: add some in {provider.name}'s console"
+    word = f"too little money: {_dollars(usd)} prepaid does not pay for an hour; add some in {provider.name}'s console"
     return [
         offer if offer.blocked or offer.hourly * LEAST_HOURS <= usd else replace(offer, blocked=word)
         for offer in offers

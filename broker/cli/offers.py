@@ -15,8 +15,8 @@ from broker.cli.screen import Screen, Usage
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.job import Plan
-    from broker.policy.decision import Decision
     from broker.offer import Offer, OfferQuery
+    from broker.policy.decision import Decision
     from broker.task import Task
 
 SpotOption = Annotated[str | None, typer.Option("--spot", metavar="auto|only|never", help="Overrides the task's.")]
@@ -331,16 +331,15 @@ def must_have_provider(queries: Sequence[OfferQuery]) -> None:
     )
 
 
-def nothing(
-    queries: Sequence[OfferQuery], failures: Mapping[str, str], decision: Decision | None = None
-) -> Exception:
+def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision: Decision | None = None) -> Exception:
     """The error for an empty market: of configuration where no provider can be used, else one that passes."""
     from broker import registry
     from broker.errors import ConfigError, NothingAvailable
     from broker.policy.decision import Kind
 
     reasons = decision.reasons if decision is not None else ()
-    near = [entry for entry in decision.rejected if entry.kind not in (Kind.INFRA, Kind.SHAPE)] if decision else []
+    far = (Kind.INFRA, Kind.SHAPE, Kind.MARKET)
+    near = [entry for entry in decision.rejected if entry.kind not in far] if decision else []
     if near and all(entry.kind is Kind.UNUSABLE for entry in near):
         what = "; ".join(dict.fromkeys(f"{entry.offer.provider}: {entry.reason}" for entry in near))
         several = f"{len(near)} offers fit" if len(near) > 1 else "1 offer fits"

@@ -58,7 +58,7 @@ def test_only_what_the_balance_pays_an_hour_of_can_be_taken() -> None:
     offers = payable(provider, provider.offers(OfferQuery(gpu_count=0)) + provider.offers(OfferQuery(gpu_count=1)))
     assert {offer.blocked for offer in offers if offer.hourly <= 0.5} == {""}
     (word,) = {offer.blocked for offer in offers if offer.hourly > 0.5}
-    assert word == "$0.50 of prepaid money does not pay for an hour of it: add some in fake's console"
+    assert word == "too little money: $0.50 prepaid does not pay for an hour; add some in fake's console"
     assert provider.asked == 1, "one answer is good for a minute"
 
 
