@@ -146,6 +146,20 @@ class Home:
                 )
         return sorted(found, key=lambda entry: entry.key)
 
+    def has(self, key: str) -> bool:
+        """Is there such an object?"""
+        try:
+            with self._reached(key):
+                self.store.head(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def copy(self, key: str, to: str) -> None:
+        """Copy one object within the store; FileNotFoundError where there is none."""
+        with self._reached(key):
+            self.store.copy(key, to)
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; those that are not there are no error."""
         for key in keys:
