@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,25 @@ def token_of(installation: str, job: str, generation: int, offer: Offer, bid: fl
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def end_of(task: Task, offer: Offer, access_end: float | None, now: float) -> tuple[float, str]:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the policy adds to a request. ends: moments at which the machine must have ended, with their reasons.
+
+    bid: USD per hour of the whole machine. hazard: losses per hour that are expected of it. save: seconds that a save
+    with its upload took so far, None until measured.
+    """
+
+    ends: tuple[tuple[float, str], ...] = ()
+    bid: float | None = None
+    hazard: float = 0.0
+    save: float | None = None
+
+
+def end_of(
+    task: Task, offer: Offer, access_end: float | None, now: float, ends: Sequence[tuple[float, str]] = ()
+) -> tuple[float, str]:
     """When the machine ends by itself whatever happens, seconds since the epoch, and why then."""
-    ends = [(now + task.max_hours * 3600, "max_hours")]
+    ends = [(now + task.max_hours * 3600, "max_hours"), *ends]
     if offer.ends_at is not None:
         ends.append((offer.ends_at, "the host's end"))
     if access_end is not None:
@@ -85,7 +102,15 @@ def end_of(task: Task, offer: Offer, access_end: float | None, now: float) -> tu
 
 
 def freeze(
-    row: JobRow, task: Task, offer: Offer, generation: int, restarts: int, image: str | None, disk: float, world: World
+    row: JobRow,
+    task: Task,
+    offer: Offer,
+    generation: int,
+    restarts: int,
+    image: str | None,
+    disk: float,
+    world: World,
+    terms: Terms = Terms(),
 ) -> LaunchRequest:
     """Everything that the launch of this generation will send, fixed from here on.
 
@@ -107,9 +132,9 @@ def freeze(
             f"the home {row.home} has lost {keys.spec}: the job cannot be started from it",
             fix="put the home's objects back, or submit the task again",
         )
-    until, _ = end_of(task, offer, None, now)
+    until, _ = end_of(task, offer, None, now, terms.ends)
     access = mint(world.config, row.home, row.id, generation, until)
-    end_by, end_why = end_of(task, offer, access.expires_at, now)
+    end_by, end_why = end_of(task, offer, access.expires_at, now, terms.ends)
     prepared: Mapping[str, Any] = row.prepared or {}
     fetch_until = traits.boot_limit + BOOT_MARGIN
     workdir = prepared.get("workdir")
@@ -135,6 +160,8 @@ def freeze(
         quiet=limits.quiet,
         grace=limits.grace,
         python=_python(traits),
+        hazard=terms.hazard,
+        save=terms.save,
     )
     home.put(keys.boot(generation), boot_script(boot))
     tags = {**task.labels, TAG_INSTALLATION: world.installation, TAG_JOB: row.id, TAG_GENERATION: str(generation)}
@@ -142,7 +169,7 @@ def freeze(
         job=row.id,
         generation=generation,
         offer=offer,
-        token=token_of(world.installation, row.id, generation, offer, None),
+        token=token_of(world.installation, row.id, generation, offer, terms.bid),
         tags=tags,
         user_data=user_data(
             home.sign_get(keys.boot(generation), fetch_until), end_by, frozen_at=now, provider=offer.provider
@@ -152,6 +179,7 @@ def freeze(
         end_why=end_why,
         frozen_at=now,
         image=image,
+        bid=terms.bid,
     )
 
 

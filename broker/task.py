@@ -31,7 +31,17 @@ Spot = Literal["auto", "only", "never"]
 SPOT: tuple[Spot, ...] = ("auto", "only", "never")
 # What the guest sets for setup and run; a task cannot set these itself.
 RESERVED = frozenset(
-    f"BROKER_{name}" for name in ("CHECKPOINT_DIR", "JOB", "GENERATION", "RESUMED", "PROGRESS", "PLACEMENT")
+    f"BROKER_{name}"
+    for name in (
+        "CHECKPOINT_DIR",
+        "CHECKPOINT_EVERY",
+        "CHECKPOINT_EVERY_FILE",
+        "JOB",
+        "GENERATION",
+        "RESUMED",
+        "PROGRESS",
+        "PLACEMENT",
+    )
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 STEP_EXAMPLE = r"for instance `step: 'step (\d+)'`"

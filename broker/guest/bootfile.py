@@ -24,7 +24,9 @@ class Boot:
     difference counts from boot while the store's time is unknown. secrets: name -> value.
     notice: the provider's usual warning, None without one. grace: given to the program after SIGTERM where no notice
     limits it. patience: how long an unreadable control is asked for at start, and how long a stopped job's last words
-    are tried on a dead store. access_url: where fresh access can be read without a key, empty if nowhere.
+    are tried on a dead store. hazard: losses per hour expected of this machine; save: seconds that a save with its
+    upload took on earlier ones, None until measured; both for how often to save. access_url: where fresh access can be
+    read without a key, empty if nowhere.
     """
 
     job: str
@@ -51,12 +53,15 @@ class Boot:
     grace: float = 60.0
     patience: float = 600.0
     python: str = "python3"
+    hazard: float = 0.0
+    save: float | None = None
     access_url: str = field(default="", repr=False)
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         guest = {"url": data.pop("guest_url"), "sha256": data.pop("guest_sha256")}
         del data["workdir"], data["mounts"]
+        saving = {"hazard": data.pop("hazard"), "save": data.pop("save")}
         return {
             **data,
             "v": VERSION,
@@ -68,6 +73,8 @@ class Boot:
                 "guest": guest,
                 "workdir": dict(self.workdir) if self.workdir else None,
                 "mounts": [dict(mount) for mount in self.mounts],
+                # Beside the artefacts, since the guest of a job that an older broker prepared knows no other key.
+                "saving": saving,
             },
         }
 
@@ -81,6 +88,7 @@ class Boot:
         guest = artefacts["guest"]
         rest |= {"guest_url": guest["url"], "guest_sha256": guest["sha256"], "workdir": artefacts["workdir"]}
         rest["mounts"] = artefacts.get("mounts", [])
+        rest |= artefacts.get("saving", {})
         return cls(**{**rest, "home": Access.from_json(rest["home"])})
 
     def to_bytes(self) -> bytes:

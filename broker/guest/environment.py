@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from broker.guest.bootfile import Boot
 from broker.guest.spec import Spec
+from broker.interval import interval
 
 SENSITIVE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 OURS = re.compile(r"^(SPOTBROKER_(?!MACHINE$)|BROKER_|AWS_|AZURE_|GOOGLE_|GCLOUD_|CLOUDSDK_|VAST_|RUNPOD_)")
@@ -36,10 +38,35 @@ def program(
         "BROKER_GENERATION": str(boot.generation),
         "BROKER_RESUMED": "1" if resumed else "0",
         "BROKER_PROGRESS": str(progress),
+        "BROKER_CHECKPOINT_EVERY": str(every(boot, spec)),
+        "BROKER_CHECKPOINT_EVERY_FILE": str(every_file(progress)),
         "BROKER_PLACEMENT": mark(boot.job, boot.generation),
         "PYTHONPATH": ":".join(paths),
     }
     return {k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in env.items()}
+
+
+def every(boot: Boot, spec: Spec, save: float | None = None) -> int:
+    """Seconds between two saves. save: what one took here, None until there was one."""
+    return max(1, round(interval(boot.hazard, boot.save if save is None else save, every=spec.every or None)))
+
+
+def every_file(progress: Path) -> Path:
+    """The file that says how often to save, in seconds, as it stands now; a program may read it again."""
+    return progress.with_name("checkpoint-every")
+
+
+def say_every(progress: Path, boot: Boot, spec: Spec, save: float | None) -> None:
+    """Write that file. save: seconds that a save with its upload took here; None until there was one.
+
+    A full disk only costs the program the news.
+    """
+    file = every_file(progress)
+    with suppress(OSError):
+        new = file.with_name(file.name + ".new")
+        new.write_text(f"{every(boot, spec, save)}\n")
+        new.chmod(0o644)
+        new.rename(file)
 
 
 def masked_values(boot: Boot, spec: Spec) -> list[str]:

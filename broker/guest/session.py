@@ -6,6 +6,7 @@ import time
 
 from broker.entries import containers_of, entry_of
 from broker.errors import SnapshotCorrupt
+from broker.guest import environment
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
 from broker.guest.ending import Cause, Verdict, judge
@@ -30,6 +31,7 @@ class Session:
         self.publisher: Publisher | None = None
         self.last_step: int | None = None
         self.opened: Opened | None = None
+        self._saves: tuple[float | None, ...] = ()
 
     def run(self) -> tuple[Verdict, Exit, Cause | None]:
         """Run the program, and again where a failure may be the restored snapshot's or restarts are allowed.
@@ -63,6 +65,7 @@ class Session:
         self.publisher = self._publisher()
         self.opened = self._opened()
         c.log.say(STARTS)
+        self._say_every()
         program = self.preparation.start("run", self.preparation.spec.run)
         c.status.set(state="running", program_started_at=c.clock.now(), first_step=None)
         if self.publisher:
@@ -76,6 +79,15 @@ class Session:
         c.log.end()
         c.log.say(f"the program has ended: {verdict.outcome}: {verdict.reason}")
         return verdict, ended, cause
+
+    def _say_every(self) -> None:
+        """Keep the file that says how often to save in step with what a save takes here."""
+        c = self.context
+        took = [seconds for name in ("save", "upload") if (seconds := c.status.measured(name)) is not None]
+        measured = sum(took) if took else None
+        if (measured,) != self._saves:
+            self._saves = (measured,)
+            environment.say_every(c.steps.file, c.boot, self.preparation.spec, measured)
 
     def _again(self, again: Again) -> None:
         c, publisher, preparation = self.context, self.publisher, self.preparation
@@ -146,6 +158,7 @@ class Session:
             ended = program.wait(TICK)
             c.steps.sample()
             self._look_opened()
+            self._say_every()
             if ended is not None:
                 return ended, stop.cause if stop and ended.after_term else None
             cause = c.watchman.cause()
