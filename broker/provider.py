@@ -239,6 +239,16 @@ class Checks(Protocol):
 
 
 @runtime_checkable
+class TakesKey(Protocol):
+    """Optional: rents with one key that the user makes at the vendor's; `broker check` asks for it and keeps it by
+    `broker.keys`. Without a key its calls raise AuthFailed with the code `no key`."""
+
+    @property
+    def how_to_key(self) -> str:
+        """Where keys are made, in a line."""
+
+
+@runtime_checkable
 class Prepaid(Protocol):
     """Optional: the account is paid in advance; its machines end when nothing is left. USD."""
 

@@ -64,6 +64,12 @@ def unregister(name: str) -> None:
     """Take back `register`; a name that was not registered is no error."""
     with _lock:
         _registered.pop(name, None)
+    forget(name)
+
+
+def forget(name: str) -> None:
+    """Open the provider anew the next time it is asked for: its key has changed."""
+    with _lock:
         for key in [key for key in _opened if key[0] == name]:
             del _opened[key]
 
