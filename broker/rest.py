@@ -151,7 +151,8 @@ class Rest:
         except requests.exceptions.ConnectTimeout as error:  # nothing was sent
             raise self._unavailable(str(error), "ConnectTimeout") from error
         except requests.exceptions.RequestException as error:
-            raise self._silent(str(error), type(error).__name__, creating and not _unsent(error)) from error
+            sent = creating and not _unsent(error)
+            raise self.silent(str(error), type(error).__name__, creating=sent) from error
         return self._read(answer, creating)
 
     def _signed(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -169,7 +170,7 @@ class Rest:
             data, whole = answer.text[:SHOWN], False
         if 200 <= status < 300:
             if not whole:
-                raise self._silent(f"an answer that is no JSON: {data!r}", "not JSON", creating)
+                raise self.silent(f"an answer that is no JSON: {data!r}", "not JSON", creating=creating)
             return data
         known = self.explain(status, data) if self.explain else None
         raise known or self._failed(status, data, answer.headers, creating)
@@ -183,12 +184,13 @@ class Rest:
         if status == 429:
             return RateLimited(text, retry_after=_seconds(headers), provider=self.name, code=code)
         if status >= 500 or status in (301, 302, 303, 307, 308, 408):
-            return self._silent(text, code, creating)
+            return self.silent(text, code, creating=creating)
         if status in (400, 422):
             return InvalidRequest(text, provider=self.name, code=code)
         return ProviderError(text, provider=self.name, code=code)
 
-    def _silent(self, text: str, code: str, creating: bool) -> ProviderError:
+    def silent(self, text: str, code: str, *, creating: bool = False) -> ProviderError:
+        """The error for an answer that says nothing: Ambiguous where something paid may have come of the call."""
         return Ambiguous(text, provider=self.name, code=code) if creating else self._unavailable(text, code)
 
     def _unavailable(self, text: str, code: str) -> ProviderUnavailable:
