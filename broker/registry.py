@@ -36,7 +36,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*_found(), *_registered}))
 
 
-def get(name: str, config: Config) -> Provider:
+def get(name: str, config: Config) -> Contract:
     """The provider of that name, inside its contract; the same object for the same settings, so rates are shared.
 
     Raises ConfigError for an unknown name, a missing package or settings that the provider refuses.

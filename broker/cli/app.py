@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import estimating, jobs, offers, rehearsal, running, service
+from broker.cli import checking, estimating, jobs, offers, rehearsal, running, service
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ for register, names in (
     (running, ("run", "resume")),
     (jobs, ("ps", "show", "logs", "wait", "pull", "stop")),
     (service, ("up", "tick")),
+    (checking, ("check",)),
 ):
     for name in names:
         verb(app, name=name)(getattr(register, f"{name}_verb"))

@@ -1,0 +1,167 @@
+"""This installation itself, looked over for `broker check`: its folders, its command's name, its clock, its home."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from importlib import metadata
+from pathlib import Path
+
+from broker.access import own
+from broker.config import APP, Config
+from broker.errors import BrokerError, HomeError
+from broker.home import Home, folder_url
+from broker.provider import Finding
+
+SKEW = 60.0
+"""Seconds that the clock may be wrong: signatures of a store are refused after a quarter of an hour."""
+LITTLE = 1 << 30
+"""Bytes free in the state folder below which packing a workdir is likely to fail."""
+
+
+def house(config: Config, *, rents: bool) -> list[Finding]:
+    """Everything that is looked at but the providers. rents: real machines are to be rented, which need a real home."""
+    return [*name_findings(), state_finding(config), *secret_findings(config), *home_findings(config, rents=rents)]
+
+
+def name_findings() -> Iterator[Finding]:
+    """PyPI has another project whose package and command are called `broker`; one overwrites the other."""
+    others = sorted(set(clashing()))
+    if others:
+        yield Finding(
+            "name",
+            False,
+            f"{' and '.join(others)} installs a package or command `broker` here too, over this one's files",
+            f"pip uninstall {' '.join(others)}, then pip install --force-reinstall {APP}; "
+            f"or keep each in an environment of its own: uv tool install {APP}",
+        )
+    command = shutil.which("broker")
+    if command is not None and not others and not _is_ours(Path(command)):
+        yield Finding(
+            "name", False, f"the command `broker` is another program: {command}", f"call this one `{APP}` instead"
+        )
+    elif not others:
+        yield Finding("name", True, "no other project's `broker` is in the way")
+
+
+def clashing() -> Iterator[str]:
+    """Other distributions here that install an import package or a command `broker`."""
+    for dist in metadata.distributions():
+        name = dist.metadata["Name"] or ""
+        if not name or name.lower() == APP:
+            continue
+        command = any(e.name == "broker" and e.group == "console_scripts" for e in dist.entry_points)
+        listed = (dist.read_text("top_level.txt") or "").split()
+        if command or "broker" in listed or any(file.parts[0] == "broker" for file in dist.files or () if file.parts):
+            yield name
+
+
+def _is_ours(command: Path) -> bool:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = command.read_text(encoding="utf-8")
+        return "broker.cli" in text or "-m broker" in text
+    return False
+
+
+def state_finding(config: Config) -> Finding:
+    """Can the state folder be written, and is there room in it?"""
+    state = config.state
+    probe = state / f".probe-{uuid.uuid4().hex[:8]}"
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(state).free
+    except OSError as error:
+        fix = "make it writable, or name another folder in SPOTBROKER_STATE"
+        return Finding("state folder", False, f"{state} cannot be written: {error.strerror or error}", fix)
+    if free < LITTLE:
+        return Finding("state folder", False, f"{state} has {free / 2**20:.0f} MiB left", "make room on its disk")
+    return Finding("state folder", True, f"{state}, {free / 2**30:.0f} GiB free")
+
+
+def secret_findings(config: Config) -> Iterator[Finding]:
+    """Files that hold keys and can be read by others."""
+    for path in (config.file, config.state / "installation.key", *sorted((config.state / "keys").glob("*"))):
+        with contextlib.suppress(OSError):
+            if stat.S_IMODE(path.stat().st_mode) & 0o077 and (path != config.file or _holds_keys(config)):
+                yield Finding("secrets", False, f"{path} can be read by other users", f"chmod 600 {path}")
+
+
+def _holds_keys(config: Config) -> bool:
+    return bool(config.home_config or config.providers or config.database)
+
+
+def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
+    """Is there a home that machines can reach, and does it do what a home must?"""
+    url = config.home or folder_url(config.state / "home")
+    if url.startswith("file:") and rents:
+        yield Finding(
+            "home",
+            False,
+            f"{url} is a folder on this computer, which no rented machine can reach",
+            "broker home setup makes one in an object store",
+        )
+        return
+    try:
+        yield proof_of(Home(own(config, url)))
+    except (BrokerError, OSError) as error:
+        yield Finding("home", False, str(error), getattr(error, "fix", "") or "broker home setup makes another one")
+    if url.startswith("s3:"):
+        yield clock_finding(config.home_config.get("endpoint") or "https://s3.amazonaws.com")
+
+
+def proof_of(home: Home) -> Finding:
+    """Put, list, get, delete and a conditional put, really done. Raises HomeError for what does not work."""
+    began = time.monotonic()
+    key = f"probe/{uuid.uuid4().hex}"
+    made = home.create(key, b"one")
+    again = home.create(key, b"two")
+    try:
+        if home.get(key) not in (b"one", b"two") or key not in {entry.key for entry in home.list("probe")}:
+            raise HomeError(f"{home.url} does not give back what was written to it")
+    finally:
+        home.delete([key])
+    if home.find(key) is not None:
+        raise HomeError(f"{home.url} still has an object that was deleted")
+    spent = time.monotonic() - began
+    unless = "" if made and not again else "; it has no conditional put, which is done without"
+    return Finding("home", True, f"{home.url}: put, list, get and delete work, {spent:.1f} s for all{unless}")
+
+
+def clock_finding(endpoint: str) -> Finding:
+    """This computer's clock beside that of a server, by the Date of any answer."""
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(endpoint, method="HEAD", headers={"User-Agent": APP})  # noqa: S310 - a configured URL
+    try:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+                told = answer.headers.get("Date")
+        except urllib.error.HTTPError as error:
+            told = error.headers.get("Date")
+        off = time.time() - parsedate_to_datetime(told or "").timestamp()
+    except (OSError, ValueError) as error:
+        return Finding("clock", True, f"not compared: {endpoint} told no time ({error})")
+    if abs(off) > SKEW:
+        way = "ahead of" if off > 0 else "behind"
+        fix = "switch on the system's time synchronisation: timedatectl set-ntp true"
+        return Finding("clock", False, f"{abs(off):.0f} s {way} {endpoint}: stores will refuse what is signed", fix)
+    return Finding("clock", True, f"within {max(1, abs(off)):.0f} s of {endpoint}")
+
+
+def software() -> Finding:
+    """What runs here, for a report."""
+    from broker import __version__
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return Finding(APP, True, f"{__version__} on Python {python}, {os.uname().sysname} {socket.gethostname()}")
