@@ -16,7 +16,7 @@ from broker.config import Config
 from broker.errors import BrokerError
 from broker.offer import Offer, OfferQuery
 from broker.policy.infra import may_name
-from broker.provider import PartialOffers, Provider
+from broker.provider import OfferList, PartialOffers, Provider
 
 Open = Callable[[str, Config], Provider]
 Listener = Callable[[Sequence[Offer]], None]
@@ -27,11 +27,13 @@ class OfferBook:
     """One look at the market. at: when it was taken, seconds since the epoch.
 
     failures: what could not be asked, by provider or by `provider/region`, with the error's text and fix.
+    left_out: what fits and a provider's own settings leave out, as provider -> reason -> how many.
     """
 
     offers: tuple[Offer, ...]
     failures: Mapping[str, str]
     at: float
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class _Answer:
 
     offers: list[Offer] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     done: bool = False
 
 
@@ -92,14 +95,17 @@ class Marketplace:
                 break
         offers: dict[str, Offer] = {}
         failures: dict[str, str] = {}
+        left_out: dict[str, Mapping[str, int]] = {}
         with self._lock:
             for name, answer in answers.items():
+                if answer.left_out:
+                    left_out[name] = dict(answer.left_out)
                 for offer in answer.offers:
                     offers.setdefault(offer.key, offer)
                 failures.update(answer.failures)
                 if name in waiting and not answer.done:
                     failures[name] = f"no answer within {timeout:g} s"
-        return OfferBook(tuple(offers.values()), failures, time.time())
+        return OfferBook(tuple(offers.values()), failures, time.time(), left_out)
 
     def _start(
         self,
@@ -155,6 +161,9 @@ class Marketplace:
         with self._lock:
             answer.offers.extend(own)
             answer.failures.update(failures)
+            # Of several alternatives of a task the same offers are left out again and again: the most counts.
+            for why, count in (found.left_out if isinstance(found, OfferList) else {}).items():
+                answer.left_out[why] = max(count, answer.left_out.get(why, 0))
         if self._on_offers is not None and own:
             self._on_offers(own)
 

@@ -7,7 +7,7 @@ once with what is common to all. `broker.testing.ProviderConformance` is this pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -209,6 +209,17 @@ class PartialOffers(Exception):  # noqa: N818 - it carries a result; the core un
         super().__init__("; ".join(f"{where}: {error}" for where, error in failures.items()))
         self.offers = list(offers)
         self.failures = dict(failures)
+
+
+class OfferList(list[Offer]):
+    """What `offers` may return where the provider's settings leave offers out that fit: `left_out`, reason -> how many.
+
+    The reasons are for people, with the setting that decides in them.
+    """
+
+    def __init__(self, offers: Iterable[Offer] = (), *, left_out: Mapping[str, int] | None = None) -> None:
+        super().__init__(offers)
+        self.left_out = dict(left_out or {})
 
 
 @runtime_checkable
