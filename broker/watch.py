@@ -399,6 +399,9 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
             changed.clear()
             heard = followed.heard or (None if time.monotonic() > patient_until else False)
             seen = watcher.seen(state, row.home)
+            if seen.want is not None:
+                # What was heard of may be of an earlier run of the job, which was taken up again since.
+                seen = replace(seen, want=(await asyncio.to_thread(world.store.job, state.job)).want)
             await asyncio.to_thread(read_home, world, row.home, state, seen, finals, parents)
             seen = replace(seen, finals=finals, parents=parents, heard=heard)
             following = react(state, seen, limits)
