@@ -105,6 +105,12 @@ def _labels(value: object) -> dict[str, str]:
     return {name: text or "" for name, text in value.items()}
 
 
+def _speeds(value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not all(isinstance(given, str) for given in value.values()):
+        raise ValueError("must be a map of cards and numbers, such as {H100: 2.1, A100: 1}")
+    return {str(card): quantity.positive(given) for card, given in value.items()}
+
+
 def _codes(value: object) -> tuple[int, ...]:
     items = value if isinstance(value, list) else [value]
     codes = [quantity.count(item) if isinstance(item, str) else -1 for item in items]
@@ -126,6 +132,9 @@ Count = Annotated[int, _scalar(quantity.count), _written("integer", "string")]
 Positive = Annotated[float, _scalar(quantity.positive), _written("number", "string")]
 Size = Annotated[float, _scalar(quantity.size), _written("number", "string")]
 Duration = Annotated[float, _scalar(quantity.duration), _written("number", "string")]
+Speeds = Annotated[dict[str, float], BeforeValidator(_speeds), WithJsonSchema(
+    {"type": "object", "additionalProperties": {"type": ["number", "string"]}}
+)]  # fmt: skip
 Texts = Annotated[list[str], BeforeValidator(_list), WithJsonSchema(
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 )]  # fmt: skip
@@ -322,12 +331,13 @@ class TaskFields(Fields):
         "How often a program that failed is started again. 0 by default; moves are not counted."
     )
     deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
-        "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`. Not carried out yet: `run` refuses it.",
-        "refused",
-        "not carried out yet",
+        "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`. Needs `work`."
     )
     budget: Positive | None = _field(
-        "USD that the whole job may cost. Not carried out yet: `run` refuses it.", "refused", "not carried out yet"
+        "USD that all machines of the job may cost together. At the limit it is saved and ended, and can be resumed."
+    )
+    speed: Speeds | None = _field(
+        "How fast each card does this work, `{H100: 2.1, A100: 1}`, so that a dearer one may win. Measured if not given."
     )
     schedule: Annotated[str, _scalar(quantity.schedule), _written("string")] | None = _field(
         "When to run it again and again, as a cron line. Not carried out yet: `run` refuses it.",

@@ -179,6 +179,7 @@ class Task:
     file_mounts: tuple[Mount, ...] = ()
     deadline: str = ""
     budget: float | None = None
+    speed: Mapping[str, float] = field(default_factory=dict)
     schedule: str = ""
     home: str = field(default="", repr=False)
     rehearse: Rehearse | None = None
@@ -223,6 +224,10 @@ class Task:
                 object.__setattr__(self, "rehearse", replace(self.rehearse, resources=named))
         except ValueError as error:
             yield Problem("rehearse.resources.accelerators", str(error))
+        try:
+            object.__setattr__(self, "speed", {gpus.canonical(card): value for card, value in self.speed.items()})
+        except ValueError as error:
+            yield Problem("speed", str(error))
         try:
             if self.work is not None and self.work.on is not None:
                 object.__setattr__(self, "work", replace(self.work, on=gpus.canonical(self.work.on)))
@@ -288,6 +293,9 @@ class Task:
                 "is missing: a spot machine may be taken back at any time, and all work since its start would be lost",
                 "name the folder the program saves to, as `checkpoint: {path: checkpoints}`, or set `spot: never`",
             )
+        for card, value in self.speed.items():
+            if not 0 < value < math.inf:
+                yield Problem(f"speed.{card}", f"must be above zero, not {value}")
         if self.budget is not None and not 0 < self.budget < math.inf:
             yield Problem("budget", f"must be above zero USD, not {self.budget}")
         for name, parse in (("deadline", quantity.deadline), ("schedule", quantity.schedule)):
@@ -325,7 +333,7 @@ class Task:
     @property
     def postponed(self) -> tuple[Problem, ...]:
         """Fields that are read but not carried out yet: a task that has them is planned and rehearsed, not run."""
-        given = {"deadline": self.deadline, "budget": self.budget, "schedule": self.schedule}
+        given = {"schedule": self.schedule}
         return tuple(
             Problem(name, "is not carried out yet, so the task is not run", f"leave {name} out")
             for name, value in given.items()

@@ -297,6 +297,7 @@ class _Reader:
             "file_mounts": self._mounts(model),
             "deadline": model.deadline,
             "budget": model.budget,
+            "speed": model.speed,
             "schedule": model.schedule,
             "recover_on_exit_codes": found.codes,
             "labels": found.labels,

@@ -213,14 +213,27 @@ def test_our_fields_may_stand_in_metadata(tmp_path: Path) -> None:
     [("deadline", ["6h", "07:30", "2027-01-31 07:30", "2027-01-31T07:30+01:00"]), ("budget", ["12.5"]),
      ("schedule", ["'0 2 * * *'", "'@daily'", "'30 2 * * 1-5 Europe/Paris'"])],
 )  # fmt: skip
-def test_what_is_not_carried_out_yet_is_kept_and_not_run(tmp_path: Path, field: str, values: list[str]) -> None:
+def test_limits_and_schedules_are_read_and_a_schedule_is_not_run_yet(
+    tmp_path: Path, field: str, values: list[str]
+) -> None:
     for value in values:
         task = read(tmp_path, f"{SAFE}{field}: {value}\n")
         assert str(getattr(task, field)) == value.strip("'")
         assert Task.from_json(task.to_json()) == task
+        if field != "schedule":
+            task.refuse_postponed()
+            continue
         with pytest.raises(TaskError, match=f"{field}: is not carried out yet"):
             task.refuse_postponed()
-    read(tmp_path, SAFE).refuse_postponed()
+
+
+def test_speeds_by_card_are_read(tmp_path: Path) -> None:
+    task = read(tmp_path, f"{SAFE}speed: {{h100: 2.1, A100: 1}}\n")
+    assert task.speed == {"H100": 2.1, "A100": 1.0}
+    assert Task.from_json(task.to_json()) == task
+    for wrong in ("fast", "{A100: 0}", "{A100: quick}", "{Z9: 1}"):
+        with pytest.raises(TaskError, match="speed"):
+            read(tmp_path, f"{SAFE}speed: {wrong}\n")
 
 
 THEIRS = """\
@@ -246,7 +259,7 @@ service: {replicas: 1}
 pool: {workers: 3}
 volumes: {/mnt: vol}
 api_server_access: true
-_metadata: {note: n, broker: {checkpoint: {path: ~/ckpt}, deadline: 6h}}
+_metadata: {note: n, broker: {checkpoint: {path: ~/ckpt}, schedule: "@daily"}}
 setup: pip list
 run: python train.py
 """
@@ -272,7 +285,7 @@ def test_the_report_names_every_field(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [field for field in how if how[field] == "ignored"] == sorted(ignored, key=list(how).index)
     assert how["_metadata.broker.checkpoint.path"] == "honoured"
-    assert how["_metadata.broker.deadline"] == "refused"
+    assert how["_metadata.broker.schedule"] == "refused"
     assert all(report.why for report in reports.values() if report.how != "honoured")
     assert task.warnings[0].startswith("ignored: resources.job_recovery.strategy")
     assert (task.outputs, task.max_restarts_on_errors) == ((), 2)
