@@ -22,7 +22,7 @@ NO_KEY = "no key"
 class Inspection:
     """One provider's findings. keyless: it would work with a key, and there is none; how_to_key: where to get one.
 
-    refused: the findings that failed did so for the user's credentials or settings.
+    refused: the findings that failed did so for the user's credentials or settings. simulated: it rents nothing real.
     """
 
     provider: str
@@ -30,6 +30,7 @@ class Inspection:
     keyless: bool = False
     how_to_key: str = ""
     refused: bool = False
+    simulated: bool = False
 
     @property
     def ok(self) -> bool:
@@ -58,7 +59,7 @@ def inspect(name: str, config: Config) -> Inspection:
     findings = [Finding("instances", True, f"{alive} of ours running" if alive else "none of ours running")]
     findings += _own(contract) if isinstance(contract.adapter, Checks) else _public(contract)
     findings += _balance(contract)
-    return Inspection(name, tuple(findings), how_to_key=how)
+    return Inspection(name, tuple(findings), how_to_key=how, simulated=contract.traits.simulated)
 
 
 def how_to_key(contract: Contract) -> str:

@@ -73,7 +73,8 @@ def _with_key(screen: Screen, found: Inspection, config: Config, *, anew: bool) 
 
     if found.how_to_key:
         screen.say(found.how_to_key)
-    if not (key := getpass.getpass(f"Key for {found.provider} (not shown; Enter for none): ", stream=sys.stderr).strip()):
+    question = f"Key for {found.provider} (not shown; Enter for none): "
+    if not (key := getpass.getpass(question, stream=sys.stderr).strip()):
         return found
     _keep(found.provider, key, config)
     return _inspected(screen, [found.provider], config)[0]
@@ -100,7 +101,7 @@ def _told(screen: Screen, inspections: Sequence[Inspection], config: Config, *, 
 
     rows: list[tuple[str, Finding, str]] = []
     if whole:
-        usable = [found for found in inspections if found.provider != "local" and not found.keyless and found.ok]
+        usable = [found for found in inspections if not found.simulated and not found.keyless and found.ok]
         with screen.waiting("the home's answers"):
             rows += [(HOUSE, finding, _sign(finding)) for finding in house(config, rents=bool(usable))]
     for found in inspections:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli import shop
 from cli.command import Cli
 
 
@@ -16,6 +18,16 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     yield made
     if (made.state / "jobs.db").exists():
         made.end()
+
+
+@pytest.fixture
+def market(cli: Cli) -> Cli:
+    """An installation with two third-party providers beside `local`."""
+    site = cli.folder / "site"
+    shop.install(site)
+    cli.env["PYTHONPATH"] = f"{site}{os.pathsep}{cli.env['PYTHONPATH']}"
+    cli.env.pop("SHOP_API_KEY", None)
+    return cli
 
 
 @pytest.fixture(scope="session")
