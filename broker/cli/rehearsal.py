@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from broker.job import Job
     from broker.rehearse import Hand, Rehearsal, Result
+    from broker.rehearse.mover import Mover
 
 INTERRUPTED = 130
 KEEP = 7 * 86400.0
@@ -33,14 +34,16 @@ TAIL = 12
 """Lines of a failed program's output that are shown."""
 
 
-class _Interrupted(Exception):  # noqa: N818 - not an error: its user has ended it
+class InterruptedRehearsal(Exception):  # noqa: N818 - not an error: its user has ended it
     """The rehearsal was interrupted."""
 
 
 def rehearse_verb(
     screen: Screen,
     task: TaskArgument,
-    preempt: Annotated[int, typer.Option("--preempt", metavar="N", min=1, help="How often it is taken back.")] = 2,
+    preempt: Annotated[
+        int | None, typer.Option("--preempt", metavar="N", min=1, help="How often it is taken back; 2 by default.")
+    ] = None,
     notice: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,30 +55,64 @@ def rehearse_verb(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="S", help="Of the moments; a new one by default.")
     ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on",
+            metavar="PLACE",
+            help="Rent two machines there and move it from one to the other: provider[/region[/zone]]. Repeatable.",
+        ),
+    ] = None,
+    max_usd: Annotated[
+        float | None, typer.Option("--max-usd", metavar="USD", help="With --on: what it may cost in all, at most.")
+    ] = None,
     env: EnvOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder, or with --on its home.")] = False,
     yes: YesOption = False,
 ) -> int:
     """Try on this computer whether a task survives preemption.
 
-    Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict.
+    Its machine is taken back by force, several times; it must go on from its snapshots, and gets a verdict. With --on
+    it is tried once on machines that are really rented.
     """
     from broker.cli.offers import pairs, refuse_shared
     from broker.config import load
     from broker.rehearse import NOTICES, Rehearsal
     from broker.task import load as load_task
 
-    notices = tuple(notice or ("aws", "vast"))
-    for word in notices:
+    for word in notice or ():
         if word not in NOTICES:
             raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
+    _fitting(on, max_usd, preempt=preempt, seed=seed, notice=notice)
     loaded = load_task(task, envs=pairs(env))
     for text in loaded.warnings:
-        if "workdir" in text:  # what is emulated or ignored matters where something is rented
+        if on or "workdir" in text:  # what is emulated or ignored matters where something is rented
             screen.warn(text)
+    if on and max_usd is not None:
+        from broker.cli.rented import show_rented
+
+        return show_rented(screen, loaded, on, max_usd, notice=(notice or [""])[0], keep=keep, yes=yes)
     refuse_shared(loaded)
-    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt, notices=notices, seed=seed)
+    notices = tuple(notice or ("aws", "vast"))
+    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt or 2, notices=notices, seed=seed)
     return show(screen, rehearsal, keep=keep, yes=yes)
+
+
+def _fitting(
+    on: list[str] | None, max_usd: float | None, *, preempt: int | None, seed: int | None, notice: list[str] | None
+) -> None:
+    """Refuse options that do not go together. Raises Usage."""
+    if on and max_usd is None:
+        raise Usage("--on rents machines, so it needs a limit", fix="add --max-usd 0.30, or what it may cost at most")
+    if not on and max_usd is not None:
+        raise Usage("--max-usd is for --on: without it nothing is rented", fix="add --on PROVIDER")
+    if max_usd is not None and not 0 < max_usd < float("inf"):
+        raise Usage(f"--max-usd must be above zero, not {max_usd:g}", fix="--max-usd 0.30")
+    if on and (seed is not None or (preempt or 1) > 1 or len(notice or ()) > 1):
+        raise Usage(
+            "with --on it is moved once, after its second save",
+            fix="leave out --seed, --preempt and all but one --notice",
+        )
 
 
 def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
@@ -86,8 +123,8 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
     _announce(screen, rehearsal)
     with Interrupts() as interrupts:
         try:
-            result = rehearsal.perform(lambda phase, job, hand: _follow(screen, interrupts, phase, job, hand))
-        except _Interrupted:
+            result = rehearsal.perform(lambda phase, job, hand: follow(screen, interrupts, phase, job, hand))
+        except InterruptedRehearsal:
             with screen.waiting("the rehearsal's machines to end"):
                 rehearsal.end_machines()
             rehearsal.remove()
@@ -96,7 +133,7 @@ def show(screen: Screen, rehearsal: Rehearsal, *, keep: bool, yes: bool) -> int:
         except BaseException:
             screen.say(f"the rehearsal's folder is kept: {rehearsal.folder}")
             raise
-    _tell(screen, result)
+    tell(screen, result)
     if result.verdict.code == 0 and not keep:
         with screen.waiting("the machines' folders to be removed"):
             rehearsal.remove()
@@ -144,7 +181,7 @@ def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
 
     count, wish = rehearsal.preemptions, rehearsal.task.rehearse
     order = [rehearsal.notices[n % len(rehearsal.notices)] for n in range(count)]
-    notices = ", ".join(f"{name} {_left(name)}" for name in order)
+    notices = ", ".join(f"{name} {seconds_left(name)}" for name in order)
     lines = [
         ("rehearsing", f"{rehearsal.task.name} on this computer; nothing is rented, money is simulated"),
         ("taken back", f"{count} time{'s' * (count != 1)}, with the notice of: {notices}; seed {rehearsal.seed}"),
@@ -155,7 +192,7 @@ def _announce(screen: Screen, rehearsal: Rehearsal) -> None:
     screen.say(labelled(lines))
 
 
-def _left(notice: str) -> str:
+def seconds_left(notice: str) -> str:
     from broker.rehearse import SECONDS
 
     return f"{SECONDS[notice]} s" if SECONDS[notice] else "none"
@@ -165,7 +202,7 @@ def _left(notice: str) -> str:
 class _Watcher(Follower):
     """Shows take-backs between the events, and not the program's output."""
 
-    hand: Hand | None = None
+    hand: Hand | Mover | None = None
     told: int = 0
 
     def look(self) -> bool:
@@ -180,11 +217,11 @@ class _Watcher(Follower):
             self.told += 1
             where = f" at step {take.step}" if take.step is not None else ""
             saved = f", newest snapshot step {take.newest_step}" if take.newest_step is not None else ""
-            text = f"number {take.number}{where}{saved}; notice as {take.notice}: {_left(take.notice)}"
+            text = f"number {take.number}{where}{saved}; notice as {take.notice}: {seconds_left(take.notice)}"
             self.screen.say(event_row(clock(take.at), take.generation, "TAKE BACK", text, "bold red"))
 
 
-def _follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: Hand | None) -> None:
+def follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: Hand | Mover | None) -> None:
     from broker.cli.follow import LOCAL_POLL
 
     started = time.monotonic()
@@ -195,13 +232,13 @@ def _follow(screen: Screen, interrupts: Interrupts, phase: str, job: Job, hand: 
     with watcher.live():
         while not watcher.look():
             if interrupts.wait(LOCAL_POLL) is not None:
-                raise _Interrupted
+                raise InterruptedRehearsal
     screen.say(f"{phase}: {job.status} after {time.monotonic() - started:.0f} s", style="bold")
     if job.status == "failed":
         show_tail(screen, job)
 
 
-def _note(phase: str, hand: Hand | None) -> str:
+def _note(phase: str, hand: Hand | Mover | None) -> str:
     return phase if hand is None else f"taken back {len(hand.taken)}/{hand.count}"
 
 
@@ -218,7 +255,7 @@ def show_tail(screen: Screen, job: Job) -> None:
         screen.say(f"  │ {line}")
 
 
-def _tell(screen: Screen, result: Result) -> None:
+def tell(screen: Screen, result: Result) -> None:
     """The report on stdout, above the verdict."""
     from broker.cli.timeline import render
 
@@ -238,7 +275,7 @@ def _tell(screen: Screen, result: Result) -> None:
         screen.show("\nwhat to change:")
     for line in result.verdict.advice:
         screen.show(f"→ {line}")
-    if result.verdict.checks:
+    if result.verdict.checks and result.limit is None:
         screen.show(f"seed {result.seed}: the same moments again with --seed {result.seed}")
         screen.show("")
 
@@ -260,6 +297,8 @@ def as_json(result: Result) -> dict[str, object]:
         "checks": [{"good": c.good, "text": c.text} for c in verdict.checks],
         "advice": list(verdict.advice),
         "notes": list(result.notes),
+        "max_usd": result.limit,
+        "spent": result.spent,
         "taken": [dataclasses.asdict(t) for t in result.taken],
         "differences": [dataclasses.asdict(d) for d in result.differences],
         "report": result.report.to_json() if result.report else None,

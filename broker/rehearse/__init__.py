@@ -59,7 +59,8 @@ Follow = Callable[[str, "Job", "Hand | None"], None]
 class Result:
     """What a rehearsal found. report: of the job that was taken back; baseline: of the one that was not.
 
-    notes: what it cannot show here.
+    notes: what it cannot show here. limit, spent: USD that it could cost at most, and that it
+    has cost, where machines were rented for it.
     """
 
     verdict: Verdict
@@ -70,6 +71,8 @@ class Result:
     taken: tuple[TakeBack, ...] = ()
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
+    limit: float | None = None
+    spent: float | None = None
 
 
 @dataclass

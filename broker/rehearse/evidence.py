@@ -71,8 +71,8 @@ class Evidence:
         return self.seen.get(generation, Seen())
 
 
-def gather(job: Job, root: Path, taken: Sequence[TakeBack], task: Task) -> Evidence:
-    """Read everything. root: of the local machines, whose disks are still there."""
+def gather(job: Job, root: Path | None, taken: Sequence[TakeBack], task: Task) -> Evidence:
+    """Read everything. root: of the local machines, whose disks are still there; None where only the home is left."""
     from broker.report import read_manifests
 
     rows = [row for row in job.placements() if row.launched_at is not None]
@@ -121,7 +121,9 @@ def _content(manifest: Manifest, entry: str) -> dict[str, str]:
     return {path: file.sha256 for path, file in manifest.files.items() if f"{path}/".startswith(f"{entry}/")}
 
 
-def _disk(root: Path, row: PlacementRow) -> Path | None:
+def _disk(root: Path | None, row: PlacementRow) -> Path | None:
+    if root is None:
+        return None
     from broker_local.machine import find
 
     machine = find(root, row.instance or "")

@@ -129,7 +129,7 @@ class Hand:
         manifests = [m for several in self._manifests(job, [p.generation for p in job.placements()]) for m in several]
         steps = [m.step for m in manifests if m.step is not None]
         # The last one is taken when the program has ended, wherever that was.
-        self.interval = _distance(steps[:-1]) or _distance(steps)
+        self.interval = distance(steps[:-1]) or distance(steps)
         gaps = [b.at - a.at for a, b in itertools.pairwise(manifests)]
         self._spacing = sorted(gaps)[len(gaps) // 2] if gaps else None
 
@@ -164,7 +164,7 @@ class Hand:
         if progress is None or manifests[-1].step is None:
             return True
         if self.interval is None:
-            self.interval = _distance([m.step for m in manifests if m.step is not None])
+            self.interval = distance([m.step for m in manifests if m.step is not None])
             if self.interval is None and not _late(progress):
                 return False
         return progress.step > progress.first_step
@@ -278,7 +278,7 @@ class _Moment:
         return now >= self.due
 
 
-def _distance(steps: Sequence[int]) -> int | None:
+def distance(steps: Sequence[int]) -> int | None:
     """The steps between two saves, as most pairs of neighbours have it; None with fewer than two."""
     gaps = [b - a for a, b in itertools.pairwise(steps) if b > a]
     return min(gaps, key=lambda gap: (-gaps.count(gap), gap)) if gaps else None

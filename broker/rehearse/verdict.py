@@ -56,13 +56,16 @@ def judge(
     differences: Sequence[Difference] = (),
     compared: Sequence[str] = (),
     evidence: Evidence | None = None,
+    cut_short: bool = False,
 ) -> Verdict:
     """Weigh everything. What shows a failure comes before what merely proves nothing.
 
-    interval: steps between two saves, None where unknown.
+    interval: steps between two saves, None where unknown. cut_short: the rehearsal itself stopped the job, once it had
+    seen it go on.
     """
     evidence = evidence or Evidence()
-    checks = list(_checks(row, report, taken, wanted, interval, differences, compared, evidence))
+    checks = [*_ending(row, report, taken, wanted, cut_short=cut_short)]
+    checks += _checks(row, report, taken, interval, differences, compared, evidence)
     advice = tuple(dict.fromkeys([*(c.advice for c in checks if c.advice), *advise(report, taken, evidence)]))
     for code in (FAILS, UNPROVEN):
         for check in checks:
@@ -71,18 +74,12 @@ def judge(
     return Verdict(SURVIVES, "", tuple(checks), advice)
 
 
-def _checks(
-    row: JobRow,
-    report: Report,
-    taken: Sequence[TakeBack],
-    wanted: int,
-    interval: int | None,
-    differences: Sequence[Difference],
-    compared: Sequence[str],
-    evidence: Evidence,
-) -> Iterator[Check]:
+def _ending(row: JobRow, report: Report, taken: Sequence[TakeBack], wanted: int, *, cut_short: bool) -> Iterator[Check]:
+    """How the job got to its end, and how often it was taken back on the way."""
     saved = any(stay.saves for stay in report.stays)
-    if row.status != "succeeded":
+    if cut_short and row.status == "stopped":
+        yield Check(f"it was taken back {_times(len(taken))}, and ended once it had saved again")
+    elif row.status != "succeeded":
         told = row.message or row.status
         if taken and row.status == "failed":
             yield Check(f"after it was taken back {_times(len(taken))} it {told}", FAILS)
@@ -98,6 +95,17 @@ def _checks(
         yield Check(f"it ended {before}; a longer run, or saving oftener, would show more", UNPROVEN)
     else:
         yield Check(f"it was taken back {_times(wanted)} and succeeded")
+
+
+def _checks(
+    row: JobRow,
+    report: Report,
+    taken: Sequence[TakeBack],
+    interval: int | None,
+    differences: Sequence[Difference],
+    compared: Sequence[str],
+    evidence: Evidence,
+) -> Iterator[Check]:
     begin = report.stays[0].first_step if report.stays else None
     by_generation = {take.generation: take for take in taken}
     proven = bool(compared) and not differences and row.status == "succeeded"
