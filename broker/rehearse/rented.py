@@ -141,8 +141,13 @@ class Rented:
             longest=task.max_hours,
             shortest=SHORTEST_SIMULATED if traits.simulated else SHORTEST,
         )
+        # The budget holds for what the two machines' own ends do not: a launch whose answer was lost.
         final = dataclasses.replace(
-            rehearsed, max_price=bound.price, max_hours=bound.seconds / 3600, max_moves=MACHINES - 1
+            rehearsed,
+            max_price=bound.price,
+            max_hours=bound.seconds / 3600,
+            max_moves=MACHINES - 1,
+            budget=max_usd,
         )
         planned = dataclasses.replace(planned, task=final)
         whose = notice or usual_notice(traits.notice)
