@@ -1,0 +1,98 @@
+"""RunPod's two APIs behind one session: GraphQL for prices, spot and causes; REST v2 for the rest.
+
+The key goes into the Authorization header for both. GraphQL would take it in the address too, where proxies log it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from broker.errors import AuthFailed, ProviderError
+from broker.keys import Key
+from broker.rest import Budget, Rest
+from broker_runpod import refusals
+from broker_runpod.refusals import HOW_TO_KEY, NAME, Withdrawn
+
+# REST v2's limits are 60 calls a minute, 3,000 an hour and 50,000 a day; this keeps the last, and so all three.
+# GraphQL publishes none.
+REST_QUOTA, GRAPH_QUOTA = (34, 60.0), (60, 60.0)
+CLOUD_FIELDS = "minimumBidPrice uninterruptablePrice minVcpu minMemory stockStatus availableGpuCounts"
+PRICES = f"""query Prices($secure: GpuLowestPriceInput!, $community: GpuLowestPriceInput!) {{
+  gpuTypes {{
+    id displayName memoryInGb secureCloud communityCloud securePrice communityPrice secureSpotPrice communitySpotPrice
+    maxGpuCount maxGpuCountSecureCloud maxGpuCountCommunityCloud
+    secureStock: lowestPrice(input: $secure) {{ {CLOUD_FIELDS} }}
+    communityStock: lowestPrice(input: $community) {{ {CLOUD_FIELDS} }}
+  }}
+}}"""
+PODS = """query Pods {
+  myself {
+    pods {
+      id name desiredStatus lastStatusChange costPerHr gpuCount env podType containerDiskInGb
+      machine { gpuDisplayName location } runtime { uptimeInSeconds }
+    }
+  }
+}"""
+ACCOUNT = "query Account { myself { id clientBalance currentSpendPerHr } }"
+RENT_SPOT = """mutation RentSpot($input: PodRentInterruptableInput!) {
+  podRentInterruptable(input: $input) { id desiredStatus costPerHr machineId lastStatusChange }
+}"""
+TERMINATE = "mutation Terminate($input: PodTerminateInput!) { podTerminate(input: $input) }"
+
+
+class Api:
+    """Both APIs. One per provider; its session is made at the first call."""
+
+    def __init__(self, base: str, key: Key | None, state: Path) -> None:
+        self.key = key
+        self._rest = Rest(
+            NAME,
+            base,
+            key=key,
+            budget=Budget(state, NAME, key, {}, quotas={"rest": REST_QUOTA, "graphql": GRAPH_QUOTA}),
+            explain=refusals.rest,
+            how_to_key=HOW_TO_KEY,
+        )
+
+    def rest(self, method: str, path: str, **more: Any) -> Any:
+        """One call below /v2. Raises what `Rest.call` does, and RunPod's own refusals as `refusals.rest` reads them."""
+        return self._rest.call(method, f"/v2{path}", lane="rest", **more)
+
+    def graph(
+        self, query: str, variables: Mapping[str, Any] | None = None, *, creating: bool = False, keyless: bool = False
+    ) -> dict[str, Any]:
+        """GraphQL's `data`, whole. Raises for any error in the answer, also for one that came with HTTP 200.
+
+        An endpoint that is there no more raises Withdrawn: RunPod retires GraphQL early in 2027.
+        """
+        body = {"query": query, "variables": dict(variables or {})}
+        with _retired():
+            answer = self._rest.call("POST", "/graphql", body=body, creating=creating, keyless=keyless, lane="graphql")
+        if not isinstance(answer, dict):
+            raise ProviderError(f"GraphQL answered {answer!r}", provider=NAME, code="no object")
+        if errors := refusals.graph_errors(answer):
+            raise refusals.graph(errors, creating=creating)
+        data = answer.get("data")
+        return data if isinstance(data, dict) else {}
+
+    def myself(self, query: str) -> dict[str, Any]:
+        """`myself` of a query. Raises AuthFailed where it is null: so GraphQL answers without a valid key (#46)."""
+        if self.key is None:
+            raise AuthFailed("there is no key for runpod", provider=NAME, code="no key", fix=HOW_TO_KEY)
+        found = self.graph(query).get("myself")
+        if not isinstance(found, dict):
+            raise AuthFailed("RunPod does not know this key", provider=NAME, code="myself is null", fix=HOW_TO_KEY)
+        return found
+
+
+@contextlib.contextmanager
+def _retired() -> Iterator[None]:
+    try:
+        yield
+    except ProviderError as error:
+        if error.code in ("404", "410"):
+            raise Withdrawn("RunPod's GraphQL API is there no more", provider=NAME, code=error.code) from error
+        raise

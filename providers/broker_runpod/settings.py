@@ -1,0 +1,48 @@
+"""`[providers.runpod]`: what a user may set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from broker.errors import ConfigError
+
+API = "https://api.runpod.io"
+CLOUDS = ("secure", "community")
+COMMON = {"key", "patience", "min_interval"}  # read by `broker.keys` and `broker.contract`
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """api: where RunPod's two APIs are. network_volume: the id of a volume that every pod mounts at volume_path; it
+    binds the pods to its data centre. registry: the id of a stored credential for private images. clouds: those asked.
+    """
+
+    api: str = API
+    network_volume: str = ""
+    volume_path: str = "/workspace"
+    registry: str = ""
+    clouds: tuple[str, ...] = CLOUDS
+
+
+def read(table: Mapping[str, Any]) -> Settings:
+    """The settings of a table. Raises ConfigError that names the key."""
+    known = Settings.__dataclass_fields__.keys() | COMMON
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"providers.runpod: unknown key {key!r}", fix=f"known are: {', '.join(sorted(known))}")
+    given: dict[str, Any] = {key: value for key, value in table.items() if key not in COMMON}
+    for key in ("api", "network_volume", "volume_path", "registry"):
+        if not isinstance(given.get(key, ""), str):
+            raise ConfigError(f"providers.runpod.{key} must be a string, not {given[key]!r}")
+    clouds = given.get("clouds", CLOUDS)
+    if isinstance(clouds, str) or not clouds or not set(clouds) <= set(CLOUDS):
+        raise ConfigError(
+            f"providers.runpod.clouds = {clouds!r}", fix='clouds = ["secure", "community"], or one of them'
+        )
+    parts = urlsplit(given.get("api", API))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ConfigError(f"providers.runpod.api is no address: {given['api']!r}", fix=f'api = "{API}"')
+    return Settings(**{**given, "clouds": tuple(clouds)})
