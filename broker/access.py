@@ -2,11 +2,15 @@
 
 A placement's key reaches `jobs/J/` and `beats/J/` of its home and nothing else, and ends. On S3 it comes from STS, by
 AssumeRole or GetFederationToken with a session policy; on AWS a role's session lasts 12 hours at most and a federation
-token 36. What the configuration's `[home_config]` says about it::
+token 36. Backblaze B2 and Cloudflare R2 have ways of their own (`broker.minting`). What the configuration's
+`[home_config]` says about it::
 
-    mint = "assume-role"            # or "federation", or "none": the guest gets the account's own keys
+    mint = "assume-role"            # or "federation", "b2", "r2", or "none": the guest gets the account's own keys
     role_arn = "arn:aws:iam::…"     # for assume-role
     sts_endpoint = "https://…"      # where STS is not AWS's own
+    api_endpoint = "https://…"      # where B2's or Cloudflare's API is elsewhere
+    account_id, api_token           # of Cloudflare, for r2
+    dedicated = true                # the key sees this bucket only, and only the broker's data is in it
 
 All other keys go to obstore as they are. Runs on the broker's side only.
 """
@@ -17,15 +21,19 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from broker import minting
 from broker.config import Config
 from broker.errors import ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
-from broker.home import Access
+from broker.home import Access, Home, translated
 
-OURS = {"mint", "role_arn", "sts_endpoint"}
-MINTS = ("assume-role", "federation", "none")
+OURS = {"mint", "role_arn", "sts_endpoint", "api_endpoint", "account_id", "api_token", "dedicated"}
+MINTS = ("assume-role", "federation", "b2", "r2", "none")
+TOPS = {"jobs", "beats", "probe"}
+"""What the broker keeps at the top of a home."""
 # Shortest and longest life in seconds: AWS STS API reference, AssumeRole and GetFederationToken.
 LIFE = {"assume-role": (900, 43_200), "federation": (900, 129_600)}
 # Every role allows an hour; more only where its own maximum was raised, and never when roles are chained.
@@ -38,7 +46,9 @@ def own(config: Config, home_url: str) -> Access:
     _kind(home_url)
     if _is_folder(home_url):
         return Access(home_url)
-    return Access(home_url, {key: value for key, value in config.home_config.items() if key not in OURS})
+    settings = config.home_config
+    plain = {key: value for key, value in settings.items() if key not in OURS}
+    return Access(home_url, plain, one_prefix=settings.get("mint") == "b2")
 
 
 def mint(config: Config, home_url: str, job: str, generation: int, until: float) -> Access:
@@ -52,20 +62,55 @@ def mint(config: Config, home_url: str, job: str, generation: int, until: float)
     if way not in MINTS:
         raise ConfigError(f"[home_config] mint = {way!r} is unknown", fix=f"one of: {', '.join(MINTS)}")
     shared = own(config, home_url)
-    if _is_folder(home_url) or way == "none":
+    if _is_folder(home_url):
         return shared
+    if way == "none":
+        return replace(shared, scoped=dedicated(config, home_url))
     if not PLAIN.fullmatch(job):
         raise ConfigError(f"the job id {job!r} cannot stand in a policy")
+    made = _minted(config.home_config, way, home_url, job, generation, until - time.time())
+    kept = {key: value for key, value in shared.config.items() if key.lower().removeprefix("aws_") not in SECRET}
+    return replace(shared, config={**kept, **made.keys}, expires_at=made.expires_at, scoped=True)
+
+
+def _minted(
+    settings: Mapping[str, str], way: str, home_url: str, job: str, generation: int, seconds: float
+) -> minting.Minted:
     bucket, prefix = _place(home_url)
-    policy = json.dumps(session_policy(bucket, prefix, job, _partition(config.home_config)), separators=(",", ":"))
-    answer = _ask(config.home_config, way, f"{job}-{generation}", policy, until - time.time())
+    base = f"{prefix}/" if prefix else ""
+    name = f"{job}-{generation}"
+    if way == "b2":
+        return minting.b2(settings, name, bucket, f"{base}jobs/{job}/", seconds)
+    if way == "r2":
+        return minting.r2(settings, bucket, [f"{base}jobs/{job}/", f"{base}beats/{job}/"], seconds)
+    policy = json.dumps(session_policy(bucket, prefix, job, _partition(settings)), separators=(",", ":"))
+    answer = _ask(settings, way, name, policy, seconds)
     keys = {
         "access_key_id": answer["AccessKeyId"],
         "secret_access_key": answer["SecretAccessKey"],
         "session_token": answer["SessionToken"],
     }
-    kept = {key: value for key, value in shared.config.items() if key.lower().removeprefix("aws_") not in SECRET}
-    return Access(home_url, {**kept, **keys}, expires_at=answer["Expiration"].timestamp(), scoped=True)
+    return minting.Minted(keys, answer["Expiration"].timestamp())
+
+
+def dedicated(config: Config, home_url: str) -> bool:
+    """Is the home's bucket, by the user's word and by what lies in it now, there for the broker's data alone?
+
+    The account's key then tells a machine nothing that is not the broker's. Raises HomeError where it cannot be listed.
+    """
+    return config.home_config.get("dedicated", "").lower() == "true" and not strangers(config, home_url)
+
+
+def strangers(config: Config, home_url: str) -> list[str]:
+    """What lies at the top of the home's bucket, or of the home, and is not the broker's."""
+    bucket, prefix = _place(home_url)
+    found: list[str] = []
+    for folder, ours in ((f"s3://{bucket}", {prefix.split("/")[0]} if prefix else TOPS), (home_url, TOPS)):
+        with translated(folder):
+            top = Home(replace(own(config, home_url), url=folder)).store.list_with_delimiter()
+            names = [*top["common_prefixes"], *(entry["path"] for entry in top["objects"])]
+        found += [name for name in names if name.strip("/") not in ours]
+    return list(dict.fromkeys(found))
 
 
 SECRET = {"access_key_id", "secret_access_key", "session_token", "token", "profile"}

@@ -46,13 +46,16 @@ DENIED = re.compile(r"\b403\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKe
 class Access:
     """How to reach a home: its URL and the store's own settings, keys included.
 
-    expires_at: seconds since the epoch, None where it does not end. scoped: the key reaches this job's prefix only.
+    expires_at: seconds since the epoch, None where it does not end. scoped: the key reaches this job's prefix only, or
+    nothing but the broker's data. one_prefix: the store's keys name one prefix each, so that a job's beats must lie
+    among its other objects.
     """
 
     url: str
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
     expires_at: float | None = None
     scoped: bool = False
+    one_prefix: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,6 +63,7 @@ class Access:
             "config": dict(self.config),
             "expires_at": self.expires_at,
             "scoped": self.scoped,
+            "one_prefix": self.one_prefix,
         }
 
     @classmethod
@@ -103,10 +107,17 @@ class Home:
     def url(self) -> str:
         return self.access.url
 
+    def at(self, key: str) -> str:
+        """Where the object really lies: `beats/J/N` is `jobs/J/gen/N/beat` where a key may name one prefix only."""
+        if not self.access.one_prefix or not key.startswith("beats/"):
+            return key
+        _, job, generation = key.split("/")
+        return f"jobs/{job}/gen/{generation}/beat"
+
     def put(self, key: str, data: bytes) -> None:
         """Write one small object whole, over what was there."""
         with self._reached(key):
-            self.store.put(key, data, use_multipart=False)
+            self.store.put(self.at(key), data, use_multipart=False)
 
     def put_file(self, key: str, path: Path) -> None:
         """Write one file, in parts where it is large, over what was there."""
@@ -114,7 +125,11 @@ class Home:
             self.store.put(key, path)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write one small object unless it exists; False if it did."""
+        """Write one small object unless it exists; False if it did.
+
+        A store without conditional puts is asked first: two who write at once may then both be told that they did. The
+        protocol bears it, since what counts is decided by the reader.
+        """
         from obstore.exceptions import AlreadyExistsError
 
         with self._reached(key):
@@ -122,12 +137,16 @@ class Home:
                 self.store.put(key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
+            except NotImplementedError:
+                if self.has(key):
+                    return False
+                self.store.put(key, data, use_multipart=False)
         return True
 
     def get(self, key: str) -> bytes:
         """Read one object whole; FileNotFoundError where there is none."""
         with self._reached(key):
-            return bytes(self.store.get(key).bytes())
+            return bytes(self.store.get(self.at(key)).bytes())
 
     def find(self, key: str) -> bytes | None:
         """Read one object whole; None where there is none."""
@@ -135,6 +154,24 @@ class Home:
             return self.get(key)
         except FileNotFoundError:
             return None
+
+    def beats(self, wanted: Iterable[tuple[str, int]]) -> list[Entry]:
+        """The beats of these placements (job, generation), and perhaps of others.
+
+        One listing per thousand covers all jobs, except where keys name one prefix each: then it is a look per job.
+        """
+        if not self.access.one_prefix:
+            return self.list("beats/")
+        found: list[Entry] = []
+        for job, generation in sorted(wanted):
+            key = f"beats/{job}/{generation}"
+            try:
+                with self._reached(key):
+                    m = self.store.head(self.at(key))
+            except FileNotFoundError:
+                continue
+            found.append(Entry(key, m["size"], m["last_modified"].timestamp(), m["e_tag"] or ""))
+        return found
 
     def list(self, prefix: str, *, after: str | None = None) -> list[Entry]:
         """Every object below `prefix`, sorted by key; `after` leaves out keys up to and including it."""
@@ -165,7 +202,7 @@ class Home:
         for key in keys:
             with self._reached(key):
                 try:
-                    self.store.delete(key)
+                    self.store.delete(self.at(key))
                 except FileNotFoundError:
                     continue
 

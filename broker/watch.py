@@ -25,7 +25,7 @@ from broker.state import JobState
 from broker.world import World
 
 WANTS_POLL = 0.5
-BEATS = "beats/"
+ONE_BY_ONE = 30.0
 TROUBLE_AFTER = 3
 HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read once
 
@@ -103,7 +103,13 @@ class Watcher:
             home = followed.home
             simulated = home.startswith("file:")
             interval = self.world.limits(simulated=simulated).store_poll
-            self._poller(f"home {home}", lambda: interval, lambda: self._read_beats(home))
+            self._poller(f"home {home}", lambda: self._between(home, interval), lambda: self._read_beats(home))
+
+    def _between(self, url: str, interval: float) -> float:
+        """Seconds between two looks at a home: where each job's beats are asked for alone, at most 20 a second."""
+        if not self.world.home(url).access.one_prefix:
+            return interval
+        return max(interval, ONE_BY_ONE, len(self.followed) / 20)
 
     def settled(self, jobs: set[str]) -> bool:
         """Do all these jobs wait here, with one good look at what they follow behind them?"""
@@ -229,7 +235,7 @@ class Watcher:
         if not wanted:
             return
         home = self.world.home(url)
-        for entry in home.list(BEATS):
+        for entry in home.beats(wanted):
             _, job, generation = entry.key.split("/")
             if (job, int(generation)) in wanted:
                 self._heard(home, entry, job, int(generation))

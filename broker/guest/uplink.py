@@ -139,7 +139,7 @@ class Uplink(threading.Thread):
         after = time.monotonic()
         if not self._time_at or after - self._time_at > TIME_AGAIN:
             with translated(key):
-                self.clock.observe(self.home.store.head(key)["last_modified"].timestamp(), (before + after) / 2)
+                self.clock.observe(self.home.store.head(self.home.at(key))["last_modified"].timestamp(), (before + after) / 2)
             self._time_at = after
         self.read_control()
         return True
