@@ -5,7 +5,7 @@ folder; a job's home gets the files that its machines' architecture needs, by `p
 the guest, checks their hashes first, and shows nothing of them to the job.
 
 Sources: obstore's wheels are those of its release 0.12.1 on PyPI (abi3, so one wheel serves every CPython from 3.11
-on); the static Pythons are python-build-standalone's release 20260901, `install_only_stripped`, for glibc 2.17 or newer.
+on); the static Pythons are python-build-standalone's release 20260901, `install_only_stripped`, for glibc from 2.17 on.
 """
 
 from __future__ import annotations

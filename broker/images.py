@@ -50,19 +50,25 @@ def parse(text: str | None) -> Image | None:
     return Image(bare, machine)
 
 
-def fits(kind: Kind, image: Image | str | None) -> str:
-    """Why an offer of this kind cannot run a task with that image, for people; empty where it can."""
+def fits(kind: Kind, image: Image | str | None, architecture: str = "x86_64") -> str:
+    """Why an offer of this kind cannot run a task with that image, for people; empty where it can.
+
+    architecture: the machine's; of a named image only its registry knows which ones it has.
+    """
     image = parse(image) if isinstance(image, str) else image
-    if image is None or not image.machine or kind is Kind.VM:
+    if image is None:
+        wrong = kind is not Kind.BARE and architecture not in DEFAULT_ARCHITECTURES
+        return f"the default image is not built for {architecture}: name one in image_id" if wrong else ""
+    if not image.machine or kind is Kind.VM:
         return ""
     rented = "rents containers" if kind is Kind.CONTAINER else "boots no images"
     return f"{rented}, and {image.name} is an image of virtual machines"
 
 
-def placed(kind: Kind, image: Image | str | None) -> Placed:
+def placed(kind: Kind, image: Image | str | None, architecture: str = "x86_64") -> Placed:
     """What a machine of this kind is made of for that image. Raises ValueError where it does not fit."""
     image = parse(image) if isinstance(image, str) else image
-    if reason := fits(kind, image):
+    if reason := fits(kind, image, architecture):
         raise ValueError(reason)
     if image is not None and image.machine:
         return Placed(None, image.name)

@@ -36,18 +36,21 @@ class RestoreReport:
     aside: Path | None
 
 
-def restore(home: Home, keys: JobKeys, manifest: Manifest, folder: Path, *, pace: Pace | None = None) -> RestoreReport:
+def restore(
+    home: Home, keys: JobKeys, manifest: Manifest, folder: Path, *, pace: Pace | None = None, held: bool = False
+) -> RestoreReport:
     """Make `folder` hold exactly what the manifest names, with modes, links and empty directories.
 
     All is written beside the folder first and renamed into place, so a restore that is broken off leaves the folder as
     it was. What lay in the folder is moved aside (`.NAME.before-…`, kept until the next restore). Modification times
-    are set so that their order is that of the steps. Raises SnapshotCorrupt for a missing or damaged blob, HomeError
-    for a full disk.
+    are set so that their order is that of the steps. held: the folder itself must stay, as something holds it, such as
+    a container's mount; a mount point always stays. Raises SnapshotCorrupt for a missing or damaged blob, HomeError for
+    a full disk.
     """
     begun = time.monotonic()
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    inside = folder.is_dir() and (os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
+    inside = folder.is_dir() and (held or os.path.ismount(folder) or not os.access(folder.parent, os.W_OK))
     mark = uuid.uuid4().hex[:8]
     place = folder if inside else folder.parent
     for stale in [path for path in place.iterdir() if path.name.startswith(_marks(folder))]:
@@ -207,6 +210,7 @@ def restore_newest(
     expected: Mapping[int, int] | None = None,
     avoid: Collection[tuple[int, int]] = (),
     pace: Pace | None = None,
+    held: bool = False,
 ) -> tuple[Manifest | None, tuple[str, ...]]:
     """Restore the newest whole snapshot that generation `below` may read; with the problems met on the way.
 
@@ -214,7 +218,7 @@ def restore_newest(
     snapshots and none can be restored, SnapshotCorrupt: a job never starts from nothing in silence. parents: the
     broker's copy of the lineage. expected: generation -> the newest snapshot that it told the broker of; where these
     are missing from the home, that is a problem like a damaged one. avoid: snapshots not to be taken, because resuming
-    from them failed.
+    from them failed. held: as for `restore`.
     """
     chain = _Lineage(home, keys, parents, expected)
     problems = chain.problems
@@ -224,7 +228,7 @@ def restore_newest(
             continue
         try:
             manifest = read_manifest(home, keys, generation, seq)
-            restore(home, keys, manifest, folder, pace=pace)
+            restore(home, keys, manifest, folder, pace=pace, held=held)
         except SnapshotCorrupt as error:
             problems.append(f"snapshot {generation}/{seq} cannot be restored: {error}")
             continue

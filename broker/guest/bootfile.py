@@ -56,6 +56,9 @@ class Boot:
     hazard: float = 0.0
     save: float | None = None
     access_url: str = field(default="", repr=False)
+    kind: str = "bare"
+    container: str | None = None
+    runtime: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -69,6 +72,7 @@ class Boot:
             "home": self.home.to_json(),
             "offer": self.offer.to_json() if hasattr(self.offer, "to_json") else self.offer,
             "secrets": dict(self.secrets),
+            "runtime": dict(self.runtime) if self.runtime else None,
             "artefacts": {
                 "guest": guest,
                 "workdir": dict(self.workdir) if self.workdir else None,

@@ -3,6 +3,8 @@
 Three nets, used together: cgroups where one is writable (v2, and v1's memory controller, whose counters also tell
 out-of-memory kills); descent, with the guest as subreaper so that orphans come to it; and a mark in the environment.
 Other systems than Linux have the last two only, through `ps`.
+
+Also runs inside the task's container, beside `runner`, with that image's Python: standard library, from 3.8 on.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from pathlib import Path
 LINUX = sys.platform.startswith("linux")
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 VARIABLE = "BROKER_PLACEMENT"
-# Joins the groups named before `--`, then becomes the program; a group that vanished is no reason not to start.
-JOIN = 'while [ "$1" != -- ]; do { echo $$ >"$1/cgroup.procs"; } 2>/dev/null; shift; done; shift; exec "$@"'
+# Joins the groups named before `--`, then becomes the program; a group that vanished is no reason not to start. What
+# the program writes is readable as a shell's of its own would make it, whatever the guest's own umask is.
+JOIN = 'umask 022; while [ "$1" != -- ]; do { echo $$ >"$1/cgroup.procs"; } 2>/dev/null; shift; done; shift; exec "$@"'
 
 
-@dataclass(slots=True)
+@dataclass
 class Containment:
     """The job's processes on this machine. spared: process ids of the guest's own children, with their descendants.
     cut_short: some orphan collected since this was last cleared had died of a signal.
@@ -53,7 +56,7 @@ class Containment:
         for group in self.groups:
             with contextlib.suppress(OSError):
                 group.mkdir(exist_ok=True)
-        return ["/bin/sh", "-c", JOIN, "sh", *map(str, self.groups), "--", *argv] if self.groups else argv
+        return ["/bin/sh", "-c", JOIN, "sh", *map(str, self.groups), "--", *argv]
 
     def members(self) -> set[int]:
         """Every living process of the job."""

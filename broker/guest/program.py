@@ -1,4 +1,7 @@
-"""`Program`: the job's setup or run script as a contained process, its output in one pipe."""
+"""`Program`: the job's setup or run script as a contained process, its output in one pipe.
+
+Also runs inside the task's container, beside `runner`, with that image's Python: standard library, from 3.8 on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SHELLS = {"bash", "dash", "sh", "busybox"}
 STRAGGLERS = 2.0  # seconds for what left the script's group, once the group has ended after SIGTERM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exit:
     """How a process ended, as its parent read it. code: the shell's number, 128 + signal for a signal.
 
@@ -67,7 +70,6 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            umask=0o022,
         )
         self._reader = threading.Thread(target=self._read, args=(output,), name="output", daemon=True)
         self._reader.start()
@@ -116,7 +118,7 @@ class Program:
         if self.poll() is None and self.terminated_at is None:
             self.terminated_at = time.monotonic()
             with contextlib.suppress(OSError):
-                self._shell = Path(f"/proc/{self.pid}/exe").readlink().name in SHELLS
+                self._shell = os.path.basename(os.readlink(f"/proc/{self.pid}/exe")) in SHELLS  # noqa: PTH115, PTH119
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGTERM)
 
