@@ -1,0 +1,264 @@
+"""`VastProvider`: the provider contract over Vast's contracts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker import images, keys
+from broker.errors import Ambiguous, AuthFailed, BrokerError, InvalidRequest, NoCapacity, ProviderError
+from broker.offer import Market, Offer, OfferQuery
+from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, PartialOffers, Traits
+from broker_vast import contract, label, offers, settings
+from broker_vast.api import ADD_CREDIT, HOW_TO_KEY, NAME, Stillborn, Vast
+
+SHELL = "/bin/sh"
+ARGUMENTS = 4096  # characters of onstart and args together; PUT /asks/{id}
+USER_DATA_LIMIT = ARGUMENTS - len(SHELL) - len("-c")
+NAMES_KEPT = 86_400.0  # seconds for which the names of the cards are kept
+RECORDS_KEPT = 86_400.0  # seconds for which a destroyed contract is remembered at least
+NO_KEY = f"no key yet: {HOW_TO_KEY}"
+
+
+class VastProvider:
+    """Contracts of one Vast account. Which of them we have destroyed is kept in the state folder, nothing in memory."""
+
+    name = NAME
+    traits = Traits(
+        token=False,
+        list_lag=30.0,
+        poll=10.0,
+        boot_limit=1800.0,  # a host's own line brings the image; that time costs its disk only
+        notice=None,
+        outside_limit="the end of the host's offer",
+        kind=Kind.CONTAINER,
+        user_data_limit=USER_DATA_LIMIT,
+    )
+
+    how_to_key = HOW_TO_KEY
+
+    def __init__(self, table: Mapping[str, Any], state: Path) -> None:
+        """table: `[providers.vast]`; state: the installation's folder. Raises ConfigError that names the setting."""
+        self.settings = settings.read(table)
+        self.key = keys.find(NAME, table, state, variable="VAST_API_KEY")
+        self.folder = state / NAME
+        self.vast = Vast(self.settings.api, self.key, state, pace=self.settings.pace)
+
+    def offers(self, query: OfferQuery) -> Sequence[Offer]:
+        """What hosts offer with so many of these cards, by bid and on-demand, as an `OfferList` that says what the
+        settings left out. Needs no key: without one the offers are blocked. A task without a card gets nothing here.
+        """
+        if not query.gpu_count or images.fits(Kind.CONTAINER, query.image):
+            return []
+        names = self._names(query)
+        if names == []:
+            return []
+        found: dict[Market, list[dict[str, Any]]] = {}
+        failures: dict[str, Exception] = {}
+        for market in query.markets:
+            try:
+                found[market] = self.vast.search(offers.search_body(query, market, names))
+            except ProviderError as error:
+                failures[f"{NAME}/{offers.TYPES[market]}"] = error
+        if failures and not found:
+            raise next(iter(failures.values()))
+        blocked = "" if self.key is not None else NO_KEY
+        read = offers.read(found, query, self.settings, blocked=blocked, now=time.time())
+        if failures:
+            raise PartialOffers(read, failures)
+        return read
+
+    def launch(self, request: LaunchRequest) -> Instance:
+        """Rent the offer and read back what was rented: that is what is returned, also where it is another market.
+
+        NoCapacity where the offer is gone or the bid does not win; what such a call leaves behind is destroyed first.
+        Ambiguous where a contract was made but cannot be read: it is listed under its label.
+        """
+        body = self._body(request)
+        try:
+            made = self.vast.create(int(request.offer.extra["ask"]), body)
+        except Stillborn as error:
+            self._bury(error.contract)
+            raise NoCapacity(error.message, provider=NAME, code=error.code) from error
+        try:
+            row = self.vast.show(made)
+        except ProviderError as error:
+            raise Ambiguous(f"contract {made} was made and cannot be read: {error}", provider=NAME) from error
+        instance = None if row is None else self._instance({**row, "label": row.get("label") or body["label"]})
+        if row is None or instance is None:
+            raise Ambiguous(f"contract {made} was made and is not shown yet", provider=NAME, code="no instance")
+        if contract.at_rest(row):
+            self._bury(made)
+            raise NoCapacity(
+                f"contract {made} was made in a stopped state: the bid does not win", provider=NAME, code="stopped"
+            )
+        return instance
+
+    def instances(self) -> Sequence[Instance]:
+        """Every contract with our label; two calls more than pages where one rests that we did not end."""
+        rows = self.vast.contracts()
+        self._forget({str(row["id"]) for row in rows})
+        credit: list[bool | None] = []
+
+        def paid() -> bool | None:
+            if not credit:
+                try:
+                    credit.append(self.vast.credit() > 0)
+                except ProviderError:
+                    credit.append(None)
+            return credit[0]
+
+        found = (self._instance(row, paid) for row in rows)
+        return [instance for instance in found if instance is not None]
+
+    def terminate(self, instance: Instance) -> None:
+        """Destroy the contract and its disk. An unknown id is success; ids of Vast are numbers."""
+        if instance.id.isascii() and instance.id.isdigit():
+            self._note(instance.id)
+            self.vast.destroy(instance.id)
+
+    def notice(self, instance: Instance) -> Notice | None:  # noqa: ARG002 - the contract's argument
+        """Always None: Vast gives none."""
+        return None
+
+    def change_bid(self, instance: Instance, bid: float) -> None:
+        """Bid anew, USD per hour of the whole machine without its disk. An outbid contract whose bid wins resumes."""
+        _bounds(bid)
+        self.vast.change_bid(instance.id, bid)
+
+    def balance(self) -> float:
+        """USD of credit. At zero every contract is stopped, and its disk goes on being charged."""
+        return self.vast.credit()
+
+    def check(self) -> Sequence[Finding]:
+        """The key, the account and its credit, the list of contracts, the search. Rents nothing."""
+        if self.key is None:
+            return [Finding("key", ok=False, found="none", fix=HOW_TO_KEY), self._found("search", self._searched)]
+        return [
+            Finding("key", ok=True, found=f"from {self.key.source}"),
+            self._found("credit", self._credited, fix=ADD_CREDIT),
+            self._found("contracts", lambda: (True, f"{len(self.vast.contracts())} on this account")),
+            self._found("search", self._searched),
+        ]
+
+    def _credited(self) -> tuple[bool, str]:
+        credit = self.vast.credit()
+        return credit > 0, f"{credit:.2f} USD"
+
+    def _searched(self) -> tuple[bool, str]:
+        names = self.vast.gpu_names()
+        return bool(names), f"{len(names)} kinds of card"
+
+    def _found(self, what: str, look: Any, *, fix: str = "") -> Finding:
+        try:
+            ok, found = look()
+        except BrokerError as error:
+            return Finding(what, ok=False, found=error.message, fix=error.fix)
+        return Finding(what, ok=ok, found=found, fix="" if ok else fix)
+
+    def _body(self, request: LaunchRequest) -> dict[str, Any]:
+        """What is sent to rent. The image's entrypoint is replaced by a shell with our script, so that the guest is
+        the first process (runtype `args`; `ssh` and `jupyter` put a process of Vast's own there).
+        """
+        offer = request.offer
+        known = offers.type_of(offer.extra.get("machine"), offer.gpu_count, offer.gpu or "")
+        if not isinstance(offer.extra.get("ask"), int) or offer.instance_type != known:
+            raise InvalidRequest(f"{offer.key} is no offer of Vast's", provider=NAME, code="no such offer")
+        if len(request.user_data.encode()) > USER_DATA_LIMIT:
+            raise InvalidRequest(
+                f"user data of {len(request.user_data.encode())} bytes; Vast takes {USER_DATA_LIMIT}", provider=NAME
+            )
+        body: dict[str, Any] = {
+            "client_id": "me",
+            "image": request.container or images.DEFAULT,
+            "disk": offers.disk_of(request.disk),
+            "label": label.encode(request.tags),
+            "runtype": "args",
+            "onstart": SHELL,
+            "args": ["-c", request.user_data],
+            "env": {} if self.settings.api == settings.API else {"VAST_URL": self.settings.api},
+            "target_state": "running",
+            # Without this an interruptible that cannot start is made all the same, stopped and billed.
+            "cancel_unavail": True,
+        }
+        if offer.market is Market.SPOT:
+            # Without a price Vast rents on-demand, at its higher price, and does not say so.
+            body["price"] = self._bid(request)
+        return body
+
+    def _bid(self, request: LaunchRequest) -> float:
+        """What is bid for the whole machine, never above what it costs without a bid."""
+        bid = request.offer.price if request.bid is None else request.bid
+        on_demand = request.offer.extra.get("on_demand")
+        if isinstance(on_demand, int | float) and on_demand > 0:
+            bid = min(bid, on_demand)
+        _bounds(bid)
+        return bid
+
+    def _instance(self, row: Mapping[str, Any], paid: Any = lambda: None) -> Instance | None:
+        return contract.instance_of(row, now=time.time(), destroyed_at=self._noted(str(row["id"])), paid=paid)
+
+    def _bury(self, made: str) -> None:
+        """Destroy what a launch left. Where that fails its label says whose it was, and the sweeper ends it."""
+        self._note(made)
+        with contextlib.suppress(ProviderError):
+            self.vast.destroy(made)
+
+    def _names(self, query: OfferQuery) -> list[str] | None:
+        """Vast's names of the cards asked for; None to ask for any: for a wish by memory, and where no names come."""
+        if query.gpu is None or offers.by_memory(query.gpu):
+            return None
+        path = self.folder / "gpu_names.json"
+        try:
+            if time.time() - path.stat().st_mtime > NAMES_KEPT:
+                raise FileNotFoundError(path)
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            try:
+                known = self.vast.gpu_names()
+            except AuthFailed:
+                raise
+            except ProviderError:
+                return None
+            self._write(path, json.dumps(known))
+        return offers.spellings(query, known) if known else None
+
+    # What we have destroyed, one file for each: it tells an end of ours from a host's, in every later process too.
+
+    def _note(self, made: str) -> None:
+        path = self.folder / "destroyed" / made
+        if not path.exists():
+            self._write(path, repr(time.time()))
+
+    def _noted(self, made: str) -> float | None:
+        try:
+            return float((self.folder / "destroyed" / made).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            return time.time()
+
+    def _forget(self, listed: set[str]) -> None:
+        """Drop the records of contracts that have been gone for a day."""
+        with contextlib.suppress(OSError):
+            for path in (self.folder / "destroyed").iterdir():
+                if path.name not in listed and path.stat().st_mtime < time.time() - RECORDS_KEPT:
+                    path.unlink(missing_ok=True)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+
+
+def _bounds(bid: float) -> None:
+    if not offers.LEAST_BID <= bid <= offers.MOST_BID:
+        raise InvalidRequest(
+            f"a bid of {bid:g} USD per hour; Vast takes {offers.LEAST_BID:g} to {offers.MOST_BID:g}", provider=NAME
+        )
