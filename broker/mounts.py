@@ -6,9 +6,10 @@ bucket's content is read with the broker's own key and packed likewise: machines
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -138,16 +139,20 @@ def _reached(mount: Mount, config: Config, home_url: str) -> tuple[Any, Mapping[
     from broker.home import Home
 
     scheme, home_scheme = urlsplit(mount.source).scheme, urlsplit(home_url).scheme
-    if scheme != home_scheme:
+    if scheme not in ("file", home_scheme) and not (scheme == "s3" and _keys_for_s3(config, home_scheme)):
         raise _refused(
             mount,
             f"{mount.source} cannot be reached: the broker's only key is that of its home, {home_scheme}://",
-            "fetch it in setup, or bring a local folder along",
+            "set keys for it in [home_config] or AWS_ACCESS_KEY_ID, fetch it in setup, or bring a local folder along"
+            if scheme == "s3"
+            else "fetch it in setup, or bring a local folder along",
         )
     if scheme == "file" and not Path(urlsplit(mount.source).path).is_dir():
         raise _refused(mount, f"{mount.source}: no such folder")
     try:
-        store = Home(own(config, mount.source), make=False)
+        # A key of another store's home says nothing to S3: there the environment's own is taken.
+        known = config if scheme == home_scheme or home_scheme == "file" else replace(config, home_config={})
+        store = Home(own(known, mount.source), make=False)
         entries = {entry.key: entry.size for entry in store.list("")}
     except (HomeError, FileNotFoundError) as error:
         raise _refused(
@@ -158,6 +163,28 @@ def _reached(mount: Mount, config: Config, home_url: str) -> tuple[Any, Mapping[
     if not entries:
         raise _refused(mount, f"{mount.source} is empty, or not there")
     return store, entries
+
+
+def _keys_for_s3(config: Config, home_scheme: str) -> bool:
+    """Are there keys for S3 though the home is no S3 store? [home_config]'s are, where the home is a folder."""
+    return bool((home_scheme == "file" and config.home_config) or os.environ.get("AWS_ACCESS_KEY_ID"))
+
+
+def brought(mounts: Sequence[Mount], config: Config, home_url: str, folder: Path) -> tuple[Mount, ...]:
+    """The same mounts, with the content of every bucket in a folder here, below `folder`.
+
+    For a rehearsal, whose own home and machines have no key for the bucket. Raises as `measure` does.
+    """
+    made = []
+    for number, mount in enumerate(mounts):
+        if not mount.is_url:
+            made.append(mount)
+            continue
+        _measured(mount, config, home_url)
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        made.append(replace(mount, source=str(_downloaded(mount, config, home_url, place / "content"))))
+    return tuple(made)
 
 
 def _downloaded(mount: Mount, config: Config, home_url: str, to: Path) -> Path:

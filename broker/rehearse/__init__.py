@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ class Result:
 
 @dataclass
 class Rehearsal:
-    """One rehearsal in its throw-away folder. `task` is the one given, `rehearsed` what really runs."""
+    """One rehearsal in its throw-away folder. `task` and `given` are the user's, `rehearsed` and `config` its own."""
 
     task: Task
     rehearsed: Task
@@ -86,15 +86,22 @@ class Rehearsal:
     preemptions: int
     notices: tuple[str, ...]
     seed: int
+    given: Config
     notes: tuple[str, ...] = ()
-    kept: bool = field(default=False, init=False)
 
     @classmethod
     def of(
         cls, task: Task, config: Config, *, preemptions: int = 2, notices: tuple[str, ...] = ("aws", "vast"),
         seed: int | None = None,
     ) -> Rehearsal:  # fmt: skip
-        """Prepare one; makes nothing yet. notices: whose way of taking back, in turn."""
+        """Prepare one; makes nothing yet. notices: whose way of taking back, in turn.
+
+        Raises TaskError for mounts that cannot be had.
+        """
+        from broker.job import home_of
+        from broker.mounts import measure
+
+        measure(task.file_mounts, config, home_of(task, config), min(resources.disk for resources in task.resources))
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         folder = config.state / "rehearsals" / stamp
         rehearsed, notes = _adapted(task)
@@ -104,7 +111,7 @@ class Rehearsal:
             config, state=folder, home="", home_config={}, database="", providers={"local": own}, changed_limits={}
         )
         chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-        return cls(task, rehearsed, throwaway, folder, preemptions, notices, chosen, notes)
+        return cls(task, rehearsed, throwaway, folder, preemptions, notices, chosen, config, notes)
 
     @property
     def compares(self) -> bool:
@@ -121,6 +128,7 @@ class Rehearsal:
             return Result(without_checkpoint(), self.seed, self.folder)
         baseline: Job | None = None
         with self._cleared(), engine.running(self.config) as live:
+            self._bring()
             if self.compares:
                 baseline = self._submit(dataclasses.replace(self.rehearsed, name=f"{self.task.name}-baseline"))
                 live.drive(baseline.id)
@@ -155,6 +163,15 @@ class Rehearsal:
     @property
     def _root(self) -> Path:
         return self.folder / "local"
+
+    def _bring(self) -> None:
+        """Fetch what the task mounts from buckets, with the user's own key: the rehearsal's machines have none."""
+        from broker import mounts
+        from broker.job import home_of
+
+        home = home_of(self.task, self.given)
+        found = mounts.brought(self.rehearsed.file_mounts, self.given, home, self.folder / "mounts")
+        self.rehearsed = dataclasses.replace(self.rehearsed, file_mounts=found)
 
     def _submit(self, task: Task) -> Job:
         from broker.job import submit

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli.command import Cli
+from clouds.seaweedfs import SeaweedFS
+
+from broker.home import Access, Home
 
 
 @pytest.mark.slow
@@ -101,3 +104,23 @@ def test_a_task_without_checkpoints_needs_no_rehearsal(cli: Cli) -> None:
     (cli.folder / "plain.yaml").write_text("run: echo hello\nspot: never\n", encoding="utf-8")
     done = cli("rehearse", "plain.yaml", code=100)
     assert done.stdout.splitlines()[-1].startswith("does not survive preemption: the task names no checkpoint.path")
+
+
+def test_what_is_mounted_from_a_bucket_is_there_while_it_is_rehearsed(cli: Cli, seaweedfs: SeaweedFS) -> None:
+    bucket = seaweedfs.new_home("set")
+    home = Home(Access(bucket, seaweedfs.settings()))
+    home.put("deep/word.txt", b"from the bucket")
+    home.put("more", b"x")
+    folder = cli.task(steps=30, pause=0.1)
+    text = (folder / "task.yaml").read_text(encoding="utf-8").replace("rehearse:", "# rehearse:")
+    run = 'run: test "$(cat ~/data/deep/word.txt)" = "from the bucket" && exec python3 counter.py'
+    text = text.replace("run: python3 counter.py", run)
+    (folder / "task.yaml").write_text(f"{text}file_mounts: {{~/data: {bucket}}}\n", encoding="utf-8")
+    settings = "\n".join(f'{key} = "{value}"' for key, value in seaweedfs.settings().items())
+    (cli.folder / "config.toml").write_text(f"[home_config]\n{settings}\n", encoding="utf-8")
+    cli("rehearse", "counter", "--preempt", "1", "--notice", "vast", code=0)
+    home.delete(["deep/word.txt", "more"])
+    refused = cli("rehearse", "counter", code=78)
+    assert "file_mounts.~/data" in refused.stderr
+    assert "is empty, or not there" in refused.stderr
+    assert "kept" not in refused.stderr

@@ -12,7 +12,7 @@ from broker.access import own
 from broker.config import Config
 from broker.errors import TaskError
 from broker.home import Home, JobKeys, folder_url
-from broker.mounts import Mount, measure, pack
+from broker.mounts import Mount, brought, measure, pack
 
 
 def config(folder: Path, **home: str) -> Config:
@@ -94,3 +94,18 @@ def test_a_target_must_be_a_place_of_the_jobs_own() -> None:
     assert Mount("/a").covers("/a/b")
     assert not Mount("/a").covers("/ab")
     assert mounts.LARGEST > 0
+
+
+def test_a_rehearsal_gets_a_buckets_content_as_a_folder_of_this_computer(tmp_path: Path, seaweedfs: SeaweedFS) -> None:
+    settings = config(tmp_path, **seaweedfs.settings())
+    bucket = seaweedfs.new_home("set")
+    Home(own(settings, bucket)).put("sub/a", b"a" * 1000)
+    folder = tree(tmp_path / "d")
+    # The home is a folder, as where only rehearsals are made: [home_config] then holds the bucket's key.
+    asked = (Mount("~/s3", bucket, "MOUNT"), Mount("~/file", folder.as_uri()), Mount("~/plain", str(folder)))
+    found = brought(asked, settings, folder_url(tmp_path / "home"), tmp_path / "mounts")
+    assert [mount.target for mount in found] == ["~/s3", "~/file", "~/plain"]
+    assert [mount.is_url for mount in found] == [False] * 3
+    assert (Path(found[0].source) / "sub" / "a").read_bytes() == b"a" * 1000
+    assert (Path(found[1].source) / "sub" / "a").read_bytes() == b"a" * 1000
+    assert found[2] == asked[2]
