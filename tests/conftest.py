@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from clouds.aws.server import aws, aws_server
+from clouds.machine import machines
 from clouds.postgres import postgres
 from clouds.seaweedfs import seaweedfs
 
-__all__ = ["postgres", "seaweedfs"]
+__all__ = ["aws", "aws_server", "machines", "postgres", "seaweedfs"]
