@@ -1,0 +1,106 @@
+"""`Image`: the machine image that a machine boots, one AMI per region.
+
+Ours are AWS's: the Deep Learning Base AMI, which has NVIDIA's driver, docker and the container toolkit and nothing of a
+framework, and for machines without a card the one that ECS boots, which has docker. Both are named by public SSM
+parameters, one per architecture. Cards older than Turing need the proprietary driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker.errors import InvalidRequest, NotFound, ProviderError
+from broker_aws.account import Account
+from broker_aws.kept import DAY, HOUR, Kept
+from broker_aws.machines import MachineType
+from broker_aws.refusals import NAME, translated
+
+DLAMI = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-{system}/latest/ami-id"
+ECS = "/aws/service/ecs/optimized-ami/amazon-linux-2023{arch}/recommended/image_id"
+SYSTEMS = ("ubuntu-24.04", "ubuntu-22.04", "amazon-linux-2023")  # the first that there is
+ROOT = "/dev/sda1"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """root: its root disk's device name; minimum: GiB that this disk has at least."""
+
+    id: str
+    root: str
+    minimum: float
+    arch: str = "x86_64"
+
+
+def parameters(machine: MachineType) -> tuple[str, ...]:
+    """The SSM parameters of the images for a type, the best first."""
+    if machine.gpu is None:
+        return (ECS.format(arch="/arm64" if machine.arch == "arm64" else ""),)
+    driver = "proprietary" if machine.old_driver else "oss"
+    return tuple(DLAMI.format(arch=machine.arch, driver=driver, system=system) for system in SYSTEMS)
+
+
+class Images:
+    """What the parameters name is kept for a quarter of an hour, what an AMI is like for a day."""
+
+    def __init__(self, account: Account, kept: Kept) -> None:
+        self.account, self.kept = account, kept
+
+    def of(self, region: str, machines: Iterable[MachineType], own: str | None) -> dict[str, Image]:
+        """Type → its image. own: an AMI that the task names.
+
+        Raises NotFound where the region does not have that one, ProviderError where it has none of ours.
+        """
+        machines = list(machines)
+        if own is not None:
+            image = self.image(region, own)
+            return {machine.name: image for machine in machines if machine.arch == image.arch}
+        wanted = {name for machine in machines for name in parameters(machine)}
+        named = self._named(region, sorted(wanted)) if wanted else {}
+        found: dict[str, Image] = {}
+        for machine in machines:
+            ami = next((named[name] for name in parameters(machine) if name in named), None)
+            if ami is not None:
+                found[machine.name] = self.image(region, ami)
+        return found
+
+    def image(self, region: str, ami: str) -> Image:
+        """Raises NotFound for an AMI that the region does not have."""
+
+        def fetch() -> dict[str, Any]:
+            try:
+                with translated(region=region):
+                    answer = self.account.client("ec2", region).describe_images(ImageIds=[ami])
+            except InvalidRequest as error:
+                raise NotFound(error.message, provider=NAME, code=error.code, fix=error.fix) from error
+            if not answer["Images"]:
+                raise NotFound(f"{region} has no image {ami}", provider=NAME, code="InvalidAMIID.NotFound")
+            return asdict(_read(answer["Images"][0]))
+
+        return Image(**self.kept.get(f"image-{region}-{ami}", DAY, fetch))
+
+    def _named(self, region: str, names: list[str]) -> dict[str, str]:
+        def fetch() -> dict[str, str]:
+            found: dict[str, str] = {}
+            with translated(region=region):
+                client = self.account.client("ssm", region)
+                for start in range(0, len(names), 10):  # that one call takes
+                    answer = client.get_parameters(Names=names[start : start + 10])
+                    found |= {one["Name"]: one["Value"] for one in answer["Parameters"]}
+            return found
+
+        found = self.kept.get(f"images-{region}-{len(names)}-{names[0]}-{names[-1]}", HOUR / 4, fetch)
+        if not found:
+            raise ProviderError(f"{region} has none of the images {', '.join(names)}", provider=NAME, code="no image")
+        return found
+
+
+def _read(raw: Any) -> Image:
+    root = raw.get("RootDeviceName") or ROOT
+    sizes = [
+        float(mapping["Ebs"].get("VolumeSize") or 0)
+        for mapping in raw.get("BlockDeviceMappings") or ()
+        if mapping.get("DeviceName") == root and mapping.get("Ebs")
+    ]
+    return Image(raw["ImageId"], root, max(sizes, default=0.0), raw.get("Architecture") or "x86_64")

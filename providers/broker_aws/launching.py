@@ -1,0 +1,148 @@
+"""What a launch sends: RunInstances' parameters from a frozen request, and the tags by which a machine is known.
+
+Everything follows from the request alone, so that the same request is the same call: EC2 refuses a token that comes
+with other parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import InvalidRequest, NotFound
+from broker.offer import Market
+from broker.provider import LaunchRequest
+from broker_aws.images import Image, Images
+from broker_aws.refusals import NAME
+from broker_aws.settings import Settings
+
+USER_DATA = 16_384  # bytes that EC2 takes, before base64
+HOURLY, REQUEST, ENDED, LABEL = "spotbroker-hourly", "spotbroker-request", "spotbroker-ended", "Name"
+OWN_TAGS = (HOURLY, REQUEST, ENDED, LABEL)
+TAG_VALUE = 256  # characters that EC2 takes
+
+
+def fingerprint(request: LaunchRequest) -> str:
+    """Tells one request from another, whatever moment it was fetched at."""
+    same = [
+        request.offer.key,
+        request.bid,
+        request.disk,
+        dict(request.tags),
+        request.user_data,
+        request.image,
+        request.container,
+    ]
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def tags(request: LaunchRequest, prices: Mapping[str, str]) -> list[dict[str, str]]:
+    """The request's tags and ours. prices: what the machine costs per hour, as `hourly_of` reads it."""
+    ours = {LABEL: f"spotbroker {request.job} {request.generation}", REQUEST: fingerprint(request), **prices}
+    return [{"Key": key, "Value": value[:TAG_VALUE]} for key, value in {**ours, **request.tags}.items()]
+
+
+def hourly_of(tagged: Mapping[str, str], instance_type: str, zone: str) -> float:
+    """USD per hour as the machine's tags have it; 0 for a machine that carries none."""
+    text = tagged.get(HOURLY) or tagged.get(f"{HOURLY}/{instance_type}/{zone}") or ""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def foreign_tags(tagged: Mapping[str, str]) -> dict[str, str]:
+    """The tags without ours."""
+    return {key: value for key, value in tagged.items() if key not in OWN_TAGS and not key.startswith(f"{HOURLY}/")}
+
+
+def image_of(request: LaunchRequest, images: Images) -> Image:
+    """The image that the offer was made with. Raises InvalidRequest where the region has none."""
+    offer = request.offer
+    own = request.image if request.image and request.image.startswith("ami-") else None
+    ami, root = own or offer.extra.get("ami"), offer.extra.get("root")
+    if ami and root and ami == offer.extra.get("ami"):
+        return Image(ami, root, offer.disk)
+    try:
+        if ami:
+            return images.image(offer.region, ami)
+        from broker_aws.machines import MachineType
+
+        arch = str(offer.extra.get("arch", "x86_64"))
+        machine = MachineType(offer.instance_type, offer.cpus, offer.memory, arch, (), offer.gpu, offer.gpu_count)
+        return images.of(offer.region, [machine], None)[offer.instance_type]
+    except (NotFound, KeyError) as error:
+        raise InvalidRequest(
+            f"{offer.region} has no image to boot {offer.instance_type} from: {error}",
+            provider=NAME,
+            code="InvalidAMIID.NotFound",
+        ) from error
+
+
+def machine(request: LaunchRequest, image: Image, settings: Settings) -> dict[str, Any]:
+    """What RunInstances and a launch template have in common, without tags and user data."""
+    offer = request.offer
+    size = math.ceil(max(request.disk, offer.disk, image.minimum))
+    made: dict[str, Any] = {
+        "ImageId": image.id,
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image.root,
+                "Ebs": {"VolumeSize": size, "VolumeType": "gp3", "DeleteOnTermination": True},
+            }
+        ],
+        # Two hops: a container without the host's network is one further away.
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+    }
+    if settings.instance_profile:
+        kind = "Arn" if settings.instance_profile.startswith("arn:") else "Name"
+        made["IamInstanceProfile"] = {kind: settings.instance_profile}
+    if groups := settings.security_groups.get(offer.region):
+        made["SecurityGroupIds"] = list(groups)
+    return made
+
+
+def spot_options(request: LaunchRequest) -> dict[str, Any]:
+    """One machine, once, gone when it is taken back; a bid only where one was made (EC2's own is the list price)."""
+    options: dict[str, Any] = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    if request.bid is not None:
+        options["MaxPrice"] = f"{max(request.bid - request.offer.disk_price, 0.0001):.6f}"
+    return options
+
+
+def run_instances(request: LaunchRequest, image: Image, settings: Settings) -> dict[str, Any]:
+    """RunInstances' parameters. Raises InvalidRequest for user data that EC2 would not take."""
+    check_user_data(request)
+    offer = request.offer
+    made = {
+        **machine(request, image, settings),
+        "InstanceType": offer.instance_type,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "UserData": request.user_data,
+        "ClientToken": request.token,
+        "TagSpecifications": [],
+    }
+    if offer.extra.get("subnet"):
+        made["SubnetId"] = offer.extra["subnet"]
+    else:
+        made["Placement"] = {"AvailabilityZone": offer.zone}
+    kinds = ["instance", "volume"]
+    if offer.market is Market.SPOT:
+        made["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot_options(request)}
+        kinds.append("spot-instances-request")
+    told = tags(request, {HOURLY: repr(offer.hourly)})
+    made["TagSpecifications"] = [{"ResourceType": kind, "Tags": told} for kind in kinds]
+    return made
+
+
+def check_user_data(request: LaunchRequest) -> None:
+    size = len(request.user_data.encode())
+    if size > USER_DATA:
+        raise InvalidRequest(
+            f"the user data has {size} bytes; EC2 takes {USER_DATA}", provider=NAME, code="InvalidUserData.TooLarge"
+        )

@@ -1,0 +1,103 @@
+"""Machines as EC2 lists them: state, cause and notice of each that carries our tag, in every enabled region."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker.offer import Market
+from broker.provider import TAG_INSTALLATION, Cause, Instance, Notice, State
+from broker_aws.account import Account
+from broker_aws.launching import ENDED, foreign_tags, hourly_of
+from broker_aws.offers import NOTICE
+from broker_aws.paging import pages
+from broker_aws.refusals import NAME, translated
+
+STATES = {
+    "pending": State.PENDING,
+    "running": State.RUNNING,
+    "shutting-down": State.STOPPING,
+    "stopping": State.STOPPING,
+    "stopped": State.STOPPED,
+    "terminated": State.TERMINATED,
+}
+# Codes of StateReason, EC2 API reference. What the account's own side ended is told apart by our tag.
+PREEMPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+BY_USER = ("Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate")
+BY_ITSELF = "Client.InstanceInitiatedShutdown"
+MARKED = {"marked-for-termination": "terminate", "marked-for-stop": "stop", "marked-for-hibernation": "hibernate"}
+REASON_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+def listed(account: Account, region: str) -> list[Instance]:
+    """One region's machines: one call and its pages, and one more for notices where a spot machine runs."""
+    with translated(region=region):
+        client = account.client("ec2", region)
+        wish = {"Filters": [{"Name": "tag-key", "Values": [TAG_INSTALLATION]}], "MaxResults": 1000}
+        found = [
+            read(raw, region)
+            for reservation in pages(client.describe_instances, "Reservations", **wish)
+            for raw in reservation["Instances"]
+        ]
+        if any(one.market is Market.SPOT and one.alive for one in found):
+            notices = noticed(client, [{"Name": "status-code", "Values": list(MARKED)}])
+            found = [replace(one, notice=notices.get(one.id)) if one.alive else one for one in found]
+    return found
+
+
+def noticed(client: Any, filters: Iterable[Mapping[str, Any]]) -> dict[str, Notice]:
+    """Instance id → the notice on it, from the status of its spot request."""
+    found: dict[str, Notice] = {}
+    wish = {"Filters": list(filters), "MaxResults": 1000}
+    for request in pages(client.describe_spot_instance_requests, "SpotInstanceRequests", **wish):
+        status = request.get("Status", {})
+        kind = MARKED.get(status.get("Code", ""))
+        if kind is not None and request.get("InstanceId"):
+            at = status["UpdateTime"].timestamp()
+            found[request["InstanceId"]] = Notice(at=at, ends_at=at + NOTICE, kind=kind)
+    return found
+
+
+def read(raw: Any, region: str) -> Instance:
+    """One entry of DescribeInstances, or of RunInstances' answer."""
+    tagged = {tag["Key"]: tag["Value"] for tag in raw.get("Tags") or ()}
+    zone = raw.get("Placement", {}).get("AvailabilityZone", "")
+    state = STATES.get(raw.get("State", {}).get("Name", ""), State.PENDING)
+    launched = raw["LaunchTime"].timestamp() if raw.get("LaunchTime") else None
+    return Instance(
+        provider=NAME,
+        id=raw["InstanceId"],
+        state=state,
+        market=Market.SPOT if raw.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND,
+        hourly=hourly_of(tagged, raw.get("InstanceType", ""), zone),
+        tags=foreign_tags(tagged),
+        region=region,
+        zone=zone,
+        instance_type=raw.get("InstanceType", ""),
+        cause=None if state in (State.PENDING, State.RUNNING) else _cause(raw, tagged),
+        launched_at=launched,
+        ended_at=_ended(raw, launched) if state is State.TERMINATED else None,
+    )
+
+
+def _cause(raw: Any, tagged: Mapping[str, str]) -> Cause | None:
+    code = raw.get("StateReason", {}).get("Code", "")
+    if code in PREEMPTED:
+        return Cause.PREEMPTED
+    if code in BY_USER:
+        return Cause.BROKER if ENDED in tagged else Cause.USER
+    if code == BY_ITSELF:
+        return Cause.SELF
+    return Cause.FAILED if code else None
+
+
+def _ended(raw: Any, launched: float | None) -> float | None:
+    """The moment that the reason of the last change names; it has whole seconds only. None where it names none."""
+    named = REASON_TIME.search(raw.get("StateTransitionReason") or "")
+    if named is None:
+        return None
+    at = dt.datetime.strptime(named[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=dt.UTC).timestamp()
+    return max(at, launched or at)

@@ -1,0 +1,138 @@
+"""`AwsProvider`: the provider contract over EC2."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from broker.errors import AuthFailed, InvalidRequest, NotFound, ProviderError
+from broker.offer import Offer, OfferQuery
+from broker.provider import TAG_GENERATION, TAG_JOB, Finding, Instance, Kind, LaunchRequest, Notice, Traits
+from broker_aws import checking, fleet, launching, listing, settings
+from broker_aws.account import Account
+from broker_aws.kept import Kept
+from broker_aws.launching import ENDED, USER_DATA
+from broker_aws.offers import NOTICE, Catalogue
+from broker_aws.refusals import NAME, translated
+
+
+class AwsProvider:
+    """EC2, spot and on demand. Nothing is remembered in memory but the SDK's clients."""
+
+    name = NAME
+    # A machine is listed within seconds as a rule; EC2's consistency is eventual, and reports go up to two minutes.
+    traits = Traits(
+        token=True,
+        list_lag=120.0,
+        poll=10.0,
+        boot_limit=900.0,
+        notice=NOTICE,
+        kind=Kind.VM,
+        user_data_limit=USER_DATA,
+    )
+
+    def __init__(self, config: Mapping[str, Any], state: Path) -> None:
+        """config: `[providers.aws]`; state: the installation's folder. Raises ConfigError that names the key."""
+        self.settings = settings.read(config)
+        self.state = state / NAME
+        self.account = Account(self.settings.profile)
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        return Catalogue(self.account, Kept(self.state / self.account.owner()), self.settings)
+
+    def offers(self, query: OfferQuery) -> Sequence[Offer]:
+        """As `Provider.offers`: one zone, one type, one market each. What fails is named, the rest used."""
+        return self.catalogue.offers(query)
+
+    def launch(self, request: LaunchRequest) -> Instance:
+        """One RunInstances, sent once. The token makes its repetition safe, also after the machine's end.
+
+        Raises InvalidRequest where the token was used for another request.
+        """
+        offer = request.offer
+        image = launching.image_of(request, self.catalogue.images)
+        wish = launching.run_instances(request, image, self.settings)
+        self._note(offer.region)
+        client = self.account.client("ec2", offer.region)
+        try:
+            with translated(creating=True, offer=offer):
+                answer = client.run_instances(**wish)
+        except InvalidRequest as error:
+            if not error.code.startswith("Idempotent"):
+                raise
+            return self._known(request, error)
+        (raw,) = answer["Instances"]
+        # What the answer leaves out of the tags, the request had.
+        told = {tag["Key"]: tag["Value"] for tag in wish["TagSpecifications"][0]["Tags"]}
+        told |= {tag["Key"]: tag["Value"] for tag in raw.get("Tags") or ()}
+        return listing.read({**raw, "Tags": [{"Key": k, "Value": v} for k, v in told.items()]}, offer.region)
+
+    def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
+        """As `LaunchesAny.launch_any`, by one CreateFleet of type instant."""
+        self._note(request.offer.region)
+        return fleet.launch_any(self.account, self.catalogue.images, self.settings, request, offers)
+
+    def instances(self) -> Sequence[Instance]:
+        """Every enabled region, side by side.
+
+        A region that refuses the credentials is left out where nothing was ever launched from this installation, as
+        organisations bar regions; any other failure is raised.
+        """
+        answers, failures = self.account.each(self.catalogue.zones.enabled(), lambda r: listing.listed(self.account, r))
+        for region, error in failures.items():
+            if not isinstance(error, AuthFailed) or not answers or self._noted(region):
+                raise error
+        return [instance for region in sorted(answers) for instance in answers[region]]
+
+    def terminate(self, instance: Instance) -> None:
+        """Mark the machine as ended by us, which EC2 could not tell from its user, and terminate it with its disk."""
+        client = self.account.client("ec2", instance.region or self.account.home_region)
+        with contextlib.suppress(ProviderError), translated(region=instance.region):
+            client.create_tags(Resources=[instance.id], Tags=[{"Key": ENDED, "Value": "broker"}])
+        try:
+            with translated(region=instance.region):
+                client.terminate_instances(InstanceIds=[instance.id])
+        except NotFound:
+            return
+        except InvalidRequest as error:
+            if error.code != "InvalidInstanceID.Malformed":
+                raise
+
+    def notice(self, instance: Instance) -> Notice | None:
+        """The status of the machine's spot request."""
+        with translated(region=instance.region):
+            client = self.account.client("ec2", instance.region or self.account.home_region)
+            found = listing.noticed(client, [{"Name": "instance-id", "Values": [instance.id]}])
+        return found.get(instance.id)
+
+    def check(self) -> Sequence[Finding]:
+        """Identity, clock, regions, quotas, prices and images, without renting anything."""
+        return checking.check(self.account, self.catalogue, self.settings)
+
+    def _known(self, request: LaunchRequest, error: InvalidRequest) -> Instance:
+        """The machine that this token belongs to, where it is of the same request; else what EC2 said stands."""
+        region = request.offer.region
+        wanted = {
+            f"tag:{TAG_JOB}": request.job,
+            f"tag:{TAG_GENERATION}": str(request.generation),
+            f"tag:{launching.REQUEST}": launching.fingerprint(request),
+        }
+        filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
+        with translated(region=region):
+            answer = self.account.client("ec2", region).describe_instances(Filters=filters)
+        for reservation in answer["Reservations"]:
+            for raw in reservation["Instances"]:
+                return listing.read(raw, region)
+        raise error
+
+    def _note(self, region: str) -> None:
+        """Before anything is launched in a region: from now on its silence counts."""
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.state / f"launched-in-{region}").touch()
+
+    def _noted(self, region: str) -> bool:
+        return (self.state / f"launched-in-{region}").exists()

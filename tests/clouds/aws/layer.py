@@ -1,0 +1,83 @@
+"""`Layer`: what stands before moto's server and makes it behave like EC2 where moto does not.
+
+Every call is written down. Told faults come first, then what the modules beside this one answer themselves, and moto
+answers the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from clouds.aws import launches, market
+from clouds.aws.state import Ec2
+from clouds.aws.wire import Answer, Request, ec2_error, json_error, passed_on, query_error, read
+
+App = Callable[..., Iterable[bytes]]
+MARKET: dict[str, Callable[[Ec2, Request], Answer | None]] = {
+    "DescribeRegions": market.describe_regions,
+    "DescribeAvailabilityZones": market.describe_availability_zones,
+    "DescribeSpotPriceHistory": market.describe_spot_price_history,
+    "DescribeInstanceTypeOfferings": market.describe_instance_type_offerings,
+    "DescribeImages": market.describe_images,
+    "GetSpotPlacementScores": market.get_spot_placement_scores,
+    "GetParameters": market.get_parameters,
+    "GetProducts": market.get_products,
+    "ListServiceQuotas": market.list_service_quotas,
+}
+LAUNCHES: dict[str, Callable[[Ec2, App, Request], Answer]] = {
+    "RunInstances": launches.run_instances,
+    "TerminateInstances": launches.terminate_instances,
+    "DescribeInstances": launches.describe_instances,
+    "DescribeSpotInstanceRequests": launches.describe_spot_instance_requests,
+    "CreateLaunchTemplate": launches.create_launch_template,
+    "CreateFleet": launches.create_fleet,
+}
+PAGED = {"DescribeInstances", "DescribeInstanceTypes"}
+
+
+class Layer:
+    """A WSGI application around another."""
+
+    def __init__(self, moto: App, world: Ec2) -> None:
+        self.moto, self.world = moto, world
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        request = read(environ)
+        answer = self.answer(request)
+        kept = [(name, value) for name, value in answer.headers.items() if name.lower() != "content-length"]
+        start(f"{answer.status} -", [("Content-Type", answer.kind), *kept])
+        return [answer.body]
+
+    def answer(self, request: Request) -> Answer:
+        if request.path == "/spot-advisor-data.json":
+            return Answer(200, json.dumps(self.world.advisor).encode(), "application/json")
+        with self.world.lock:
+            self.world.calls.append((request.service, request.region, request.action, request.form or request.data))
+        told = self._fault(request)
+        if told is not None:
+            return told
+        if request.service == "ec2" and request.region not in self.world.enabled:
+            return ec2_error("AuthFailure", "AWS was not able to validate the provided access credentials", 401)
+        if request.action in LAUNCHES:
+            return LAUNCHES[request.action](self.world, self.moto, request)
+        if request.action in MARKET:
+            own = MARKET[request.action](self.world, request)
+            if own is not None:
+                return own
+        return passed_on(self.moto, request)
+
+    def _fault(self, request: Request) -> Answer | None:
+        with self.world.lock:
+            for fault in self.world.faults:
+                fits = fault.action in ("*", request.action) and fault.region in (None, request.region)
+                if fault.times >= 1 and fits and fault.service in (None, request.service):
+                    fault.times -= 1
+                    break
+            else:
+                return None
+        if request.data or "x-amz-target" in request.headers:
+            return json_error(fault.code, fault.message, fault.status)
+        shape = ec2_error if request.service == "ec2" else query_error
+        return shape(fault.code, fault.message, fault.status)
