@@ -32,7 +32,7 @@ from broker.home import Access, Home, translated
 
 OURS = {"mint", "role_arn", "sts_endpoint", "api_endpoint", "account_id", "api_token", "dedicated"}
 MINTS = ("assume-role", "federation", "b2", "r2", "none")
-TOPS = {"jobs", "beats", "probe"}
+TOPS = {"jobs", "beats", "probe", "runtime"}
 """What the broker keeps at the top of a home."""
 # Shortest and longest life in seconds: AWS STS API reference, AssumeRole and GetFederationToken.
 LIFE = {"assume-role": (900, 43_200), "federation": (900, 129_600)}

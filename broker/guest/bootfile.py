@@ -65,6 +65,8 @@ class Boot:
         guest = {"url": data.pop("guest_url"), "sha256": data.pop("guest_sha256")}
         del data["workdir"], data["mounts"]
         saving = {"hazard": data.pop("hazard"), "save": data.pop("save")}
+        runtime = data.pop("runtime")
+        machine = {"kind": str(data.pop("kind")), "container": data.pop("container")}
         return {
             **data,
             "v": VERSION,
@@ -72,13 +74,13 @@ class Boot:
             "home": self.home.to_json(),
             "offer": self.offer.to_json() if hasattr(self.offer, "to_json") else self.offer,
             "secrets": dict(self.secrets),
-            "runtime": dict(self.runtime) if self.runtime else None,
             "artefacts": {
                 "guest": guest,
                 "workdir": dict(self.workdir) if self.workdir else None,
                 "mounts": [dict(mount) for mount in self.mounts],
                 # Beside the artefacts, since the guest of a job that an older broker prepared knows no other key.
                 "saving": saving,
+                "machine": {**machine, "runtime": dict(runtime) if runtime else None},
             },
         }
 
@@ -92,7 +94,7 @@ class Boot:
         guest = artefacts["guest"]
         rest |= {"guest_url": guest["url"], "guest_sha256": guest["sha256"], "workdir": artefacts["workdir"]}
         rest["mounts"] = artefacts.get("mounts", [])
-        rest |= artefacts.get("saving", {})
+        rest |= artefacts.get("saving", {}) | artefacts.get("machine", {})
         return cls(**{**rest, "home": Access.from_json(rest["home"])})
 
     def to_bytes(self) -> bytes:

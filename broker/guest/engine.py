@@ -30,7 +30,7 @@ NOT_THERE = re.compile(
     re.IGNORECASE,
 )
 OTHER_MACHINE = re.compile(
-    r"no matching manifest|no image found in (image index|manifest list)|exec format error", re.I
+    r"no matching manifest|no image found in (image index|manifest list)|exec format error", re.IGNORECASE
 )
 
 

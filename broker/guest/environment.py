@@ -37,6 +37,7 @@ def program(
         "BROKER_JOB": boot.job,
         "BROKER_GENERATION": str(boot.generation),
         "BROKER_RESUMED": "1" if resumed else "0",
+        "BROKER_NUM_GPUS": str((boot.offer or {}).get("gpu_count") or 0),
         "BROKER_PROGRESS": str(progress),
         "BROKER_CHECKPOINT_EVERY": str(every(boot, spec)),
         "BROKER_CHECKPOINT_EVERY_FILE": str(every_file(progress)),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from broker.errors import HomeError
 from broker.guest.bootfile import Boot
+from broker.guest.places import Places
 from broker.guest.spec import Spec
 from broker.home import Home, JobKeys, translated
 from broker.workdir import SINGLE, unpack
@@ -27,23 +28,25 @@ def fetch_workdir(home: Home, boot: Boot, archive: Path, to: Path) -> None:
     """Fetch and unpack the workdir into `to`; without one `to` is an empty folder. Raises as `fetch_spec`."""
     to.mkdir(mode=0o755, parents=True, exist_ok=True)
     if boot.workdir is not None:
-        _fetch(home, boot.workdir["key"], boot.workdir["sha256"], archive)
+        fetch(home, boot.workdir["key"], boot.workdir["sha256"], archive)
         unpack(archive, to)
         archive.unlink()
 
 
-def fetch_mounts(home: Home, boot: Boot, archive: Path, user: Path, *, bare: bool) -> None:
-    """Put what the task brings along into place. user: what `~` means. bare: the machine is shared with its owner.
+def fetch_mounts(home: Home, boot: Boot, archive: Path, places: Places) -> list[Path]:
+    """Put what the task brings along into place; where the program sees each.
 
     Raises as `fetch_spec`; ValueError for a target that leaves the machine's folders.
     """
+    seen = []
     for mount in boot.mounts:
-        target = _target(mount["target"], user, bare=bare)
+        seen.append(_target(mount["target"], places))
+        target = places.here(seen[-1])
         target.parent.mkdir(parents=True, exist_ok=True)
         if mount["key"] is None:
             target.mkdir(exist_ok=True)
             continue
-        _fetch(home, mount["key"], mount["sha256"], archive)
+        fetch(home, mount["key"], mount["sha256"], archive)
         if mount["single"]:
             beside = target.parent / f".{target.name}.fetching"
             unpack(archive, beside)
@@ -52,20 +55,22 @@ def fetch_mounts(home: Home, boot: Boot, archive: Path, user: Path, *, bare: boo
         else:
             unpack(archive, target)
         archive.unlink()
+    return seen
 
 
-def _target(text: str, user: Path, *, bare: bool) -> Path:
+def _target(text: str, places: Places) -> Path:
     path = Path(text)
     if ".." in path.parts:
         raise ValueError(f"file_mounts.{text} must not contain ..")
     if path.parts[:1] == ("~",):
-        return user / Path(*path.parts[1:])
-    if bare:
+        return places.home / Path(*path.parts[1:])
+    if places.shared:
         raise ValueError(f"file_mounts.{text} is absolute: not on a machine shared with its owner")
     return path
 
 
-def _fetch(home: Home, key: str, sha256: str, archive: Path) -> None:
+def fetch(home: Home, key: str, sha256: str, archive: Path) -> None:
+    """Fetch one artefact and check it. Raises HomeError."""
     digest = hashlib.sha256()
     try:
         with translated(key), archive.open("wb") as file:

@@ -43,7 +43,8 @@ class Machine:
         self.contain = Containment.open(environment.mark(boot.job, boot.generation))
         if environ.get("SPOTBROKER_TIMER", "").isdigit():
             self.contain.spared.add(int(environ["SPOTBROKER_TIMER"]))
-        self.steps = Steps(folder / "progress", None)
+        (folder / "task").mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.steps = Steps(folder / "task" / "progress", None)
         self.mask = Mask(boot.secrets.values())
         self.status = Status(self.clock, self.steps.file, self.mask.text)
         self.notices = Notices(
@@ -143,6 +144,9 @@ class Machine:
             traceback.print_exc()
             self.contain.kill()
             verdict = Verdict("failed", f"the guest failed: {type(error).__name__}: {error}")
+        finally:
+            # A program that failed or was ended has gone already; nothing of it stays in a container of its own.
+            preparation.close()
         c.status.set(state="closing")
         ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared)
         until = ending.until(self.clock, self.boot.patience)

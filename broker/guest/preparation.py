@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from broker.guest import environment
+from broker.guest.container import ContainedProgram, TaskContainer
 from broker.guest.context import TICK, Context, Refused
 from broker.guest.disk import install_library
 from broker.guest.ending import Cause
+from broker.guest.engine import HostUnfit, ImageRefused
 from broker.guest.fetch import fetch_mounts, fetch_spec, fetch_workdir
 from broker.guest.hardware import difference
+from broker.guest.opening import Opening
+from broker.guest.places import Places
 from broker.guest.predecessor import succeeded_before, wait_for_predecessor
 from broker.guest.program import Program
 from broker.guest.spec import Spec
@@ -24,7 +28,11 @@ BOOT_OBJECT = 10.0  # seconds for which the deletion of the boot object is tried
 
 
 class Preparation:
-    """`restored` is the snapshot that lies in the checkpoint folder, None where the job starts from nothing."""
+    """`restored` is the snapshot that lies in the checkpoint folder, None where the job starts from nothing.
+
+    checkpoint: that folder on the machine; saves: the same as the program sees it. container: the one that setup and
+    run share, None where they run bare.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -33,6 +41,10 @@ class Preparation:
         self.waited = False
         self.spec: Spec
         self.checkpoint: Path
+        self.saves: Path
+        self.places = Places.of(context.boot, context.folder, context.environ)
+        self.container: TaskContainer | None = None
+        self._opening: Opening | None = None
 
     def run(self) -> Mapping[str, Any] | None:
         """Prepare all; an earlier generation's result where that had succeeded, else None.
@@ -50,11 +62,13 @@ class Preparation:
         shutil.rmtree(work, ignore_errors=True)  # a machine that came back starts from its snapshot, not from ruins
         c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
         install_library(c.folder / "lib")
-        home, bare = Path(c.environ.get("HOME") or c.folder), c.boot.provider == "local"
-        mounts = c.folder / "mount.tar.gz"
-        c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, mounts, home, bare=bare))
-        self.checkpoint = spec.checkpoint_folder(c.folder, home, bare=bare)
+        places, archive = self.places, c.folder / "mount.tar.gz"
+        mounted = c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, archive, places))
+        self.saves = spec.checkpoint_folder(c.folder, places.home, bare=places.shared)
+        self.checkpoint = places.here(self.saves)
         self.checkpoint.mkdir(parents=True, exist_ok=True)
+        if places.boxed:
+            self._open_container([self.saves, *mounted])
         self._setup()
         c.status.set(state="waiting")
         c.aside("the predecessor", lambda: wait_for_predecessor(c.home, c.keys, c.uplink, c.clock))
@@ -63,6 +77,23 @@ class Preparation:
         if before is None:
             self.restore()
         return before
+
+    def close(self) -> None:
+        """End the task's container, if there is one or one is about to be."""
+        if self._opening is not None:
+            self._opening.close()
+
+    def _open_container(self, brought: list[Path]) -> None:
+        """Bring the image here and start the container. brought: paths of the program that must lie outside it."""
+        c = self.context
+        c.status.set(state="pulling")
+        try:
+            self._opening = opening = Opening(c, self.places, brought)
+            self.container = c.aside("the image", opening.open)
+        except HostUnfit as error:
+            c.interrupt(Cause("hardware", "hardware", f"not what was rented: {error}"))
+        except ImageRefused as error:
+            raise Refused(str(error)) from error
 
     @property
     def cleared(self) -> bool:
@@ -106,7 +137,14 @@ class Preparation:
             self.restored, problems = c.aside(
                 "the snapshot",
                 lambda: restore_newest(
-                    c.home, c.keys, c.generation + 1, self.checkpoint, parents, expected=seqs, avoid=self.avoid
+                    c.home,
+                    c.keys,
+                    c.generation + 1,
+                    self.checkpoint,
+                    parents,
+                    expected=seqs,
+                    avoid=self.avoid,
+                    held=self.container is not None,
                 ),
             )
             for problem in problems:
@@ -127,18 +165,24 @@ class Preparation:
             c.aside("parent", lambda: write_parent(c.home, c.keys, c.generation, parent))
         c.status.set(parent_written=True)
 
-    def start(self, name: str, text: str) -> Program:
+    def start(self, name: str, text: str) -> Program | ContainedProgram:
         """Start setup or run, contained, with the task's environment."""
         c = self.context
-        script = c.folder / name
+        script = c.folder / "task" / name
         script.write_text(text, encoding="utf-8")
         env = environment.program(
-            c.environ,
+            c.environ if self.container is None else self.container.environ,
             c.boot,
             self.spec,
             lib=c.folder / "lib",
-            checkpoint=self.checkpoint,
+            checkpoint=self.saves,
             progress=c.steps.file,
             resumed=name == "run" and self.restored is not None,
         )
-        return Program(script, cwd=c.folder / "work", env=env, contain=c.contain, output=c.log.write)
+        work = c.folder / "work"
+        if self.container is None:
+            return Program(script, cwd=work, env=env, contain=c.contain, output=c.log.write)
+        try:
+            return self.container.start(script, cwd=work, env=env)
+        except HostUnfit as error:
+            raise Refused(str(error)) from error

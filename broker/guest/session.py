@@ -7,6 +7,7 @@ import time
 from broker.entries import containers_of, entry_of
 from broker.errors import SnapshotCorrupt
 from broker.guest import environment
+from broker.guest.container import ContainedProgram
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
 from broker.guest.ending import Cause, Verdict, judge
@@ -151,7 +152,7 @@ class Session:
         if news or ended:
             self.context.status.set(opened=self.opened.to_json())
 
-    def _watch(self, program: Program) -> tuple[Exit, Cause | None]:
+    def _watch(self, program: Program | ContainedProgram) -> tuple[Exit, Cause | None]:
         """Stay with the program to its end: how it ended, and what had asked for that. Raises Stale."""
         c, stop = self.context, None
         while True:

@@ -54,7 +54,9 @@ class Spec:
     def checkpoint_folder(self, machine: Path, home: Path, *, bare: bool) -> Path:
         """Where the job saves: below its workdir, `~/…`, or absolute; that only where the machine is the job's alone.
 
-        machine: the guest's own folder. Raises ValueError for a path that leaves the machine's folders.
+        machine: the guest's own folder. home: what `~` means to the program. bare: the machine is also its owner's. The
+        path is the program's, which in a container of its own may lie elsewhere here (`Places`). Raises ValueError for
+        a path that leaves the machine's folders.
         """
         work = machine / "work"
         if not self.checkpoint:

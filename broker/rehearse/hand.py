@@ -238,7 +238,7 @@ class Hand:
         machine = find(self.root, row.instance or "")
         if machine is None:
             return None
-        progress = read_progress(str(machine.disk / "spotbroker" / "progress"))
+        progress = read_progress(str(machine.disk / "spotbroker" / "task" / "progress"))
         if progress is not None:
             self.reached[row.generation] = max(progress.step, self.reached.get(row.generation, 0))
         return progress

@@ -104,9 +104,11 @@ def test_a_machine_shared_with_its_owner_takes_no_absolute_target(tmp_path):
     import pytest
 
     from broker.guest.fetch import _target
+    from broker.guest.places import Places
 
-    assert _target("~/a/b", tmp_path, bare=True) == tmp_path / "a" / "b"
-    assert _target("/data", tmp_path, bare=False) == Path("/data")
+    shared = Places(tmp_path / "guest", tmp_path, boxed=False, shared=True)
+    assert _target("~/a/b", shared) == tmp_path / "a" / "b"
+    assert _target("/data", Places(tmp_path / "guest", tmp_path, boxed=False, shared=False)) == Path("/data")
     for text, words in (("/data", "absolute"), ("~/../x", r"must not contain")):
         with pytest.raises(ValueError, match=words):
-            _target(text, tmp_path, bare=True)
+            _target(text, shared)
