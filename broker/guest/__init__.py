@@ -20,11 +20,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["Progress", "checkpoint_dir", "on_notice", "progress", "read_progress", "resumed", "should_stop"]
+__all__ = [
+    "Progress",
+    "checkpoint_dir",
+    "on_notice",
+    "progress",
+    "read_progress",
+    "resumed",
+    "seconds_left",
+    "should_stop",
+    "training",
+]
 
 RECORD = 128  # bytes of each of the two records in the progress file: the first step, and the last one
 _POLL = 0.25  # seconds between two looks for a notice
@@ -100,6 +110,21 @@ def should_stop() -> bool:
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_term)
     return _terminated or _stop_word() is not None
+
+
+def seconds_left() -> float | None:
+    """How long the program has to save and end once it was asked to stop; None where it was not, or nobody knows."""
+    ends_at = (_stop_word() or {}).get("ends_at")
+    return None if ends_at is None else max(0.0, ends_at - time.time())
+
+
+def training(
+    total: int, *, save: Callable[[int], object], load: Callable[[], int | None], every_s: float | None = None
+) -> Iterator[int]:
+    """The steps still to be done, saved now and then and on notice: see `broker.guest.loop`."""
+    from broker.guest.loop import training as steps
+
+    return steps(total, save=save, load=load, every_s=every_s)
 
 
 def on_notice(call: Callable[[float | None], object]) -> None:

@@ -7,18 +7,21 @@ import pkgutil
 import time
 from pathlib import Path
 
+LIBRARY = ("__init__.py", "loop.py", "transformers.py", "lightning.py")  # what a job may import of `broker.guest`
+
 
 def install_library(lib: Path) -> None:
     """Put the part of this package that a job may import where its PYTHONPATH finds it, readable by any user."""
     package = lib / "broker" / "guest"
     package.mkdir(parents=True, exist_ok=True)
-    source = pkgutil.get_data("broker.guest", "__init__.py")
-    assert source is not None
     (package.parent / "__init__.py").write_bytes(b"")
-    (package / "__init__.py").write_bytes(source)
+    for name in LIBRARY:
+        source = pkgutil.get_data("broker.guest", name)
+        assert source is not None
+        (package / name).write_bytes(source)
     for folder in (lib.parent, lib, package.parent, package):
         folder.chmod(0o755)
-    for file in (package.parent / "__init__.py", package / "__init__.py"):
+    for file in (package.parent / "__init__.py", *(package / name for name in LIBRARY)):
         file.chmod(0o644)
 
 

@@ -1,0 +1,118 @@
+"""The bundled tasks in the frameworks people train with: taken back, they end with the very same weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.command import Cli
+
+from broker import bundled
+
+NEEDS = {
+    "bash": (),
+    "torch": ("torch",),
+    "hf-finetune": ("torch", "transformers", "accelerate"),
+    "lightning": ("lightning",),
+}
+
+
+def needed(name: str) -> None:
+    for package in NEEDS[name]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install --group frameworks")
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_it_survives_a_notice_and_a_sudden_end(cli: Cli, name: str) -> None:
+    needed(name)
+    done = cli("rehearse", name, "-y", "--seed", "3", timeout=280)
+    assert "survives preemption" in done.stdout.splitlines()[-1], done.stdout
+    assert "equals the run without interruption, bit for bit" in done.stdout
+    lost = re.findall(r"(\d+) steps? lost of at most (\d+)", done.stdout)
+    assert all(int(steps) <= int(most) for steps, most in lost)
+    assert lost or name == "bash", done.stdout
+
+
+class Workers:
+    """The torch task's program, by hand, on one worker or several."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def start(self, workers: int, **envs: str) -> subprocess.Popen[str]:
+        program = str(bundled.folder("torch") / "train.py")
+        command = [sys.executable, program]
+        if workers > 1:
+            launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+            command = [sys.executable, *launcher, program]
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "SAVE_EVERY": "1000", "STEPS": "40", **envs}
+        given["BROKER_CHECKPOINT_DIR"] = str(self.folder / "kept")
+        return subprocess.Popen(
+            command, cwd=self.folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def metrics(self) -> dict[str, float]:
+        read: dict[str, float] = json.loads((self.folder / "outputs" / "metrics.json").read_text())
+        return read
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(after[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_job_that_moves_from_two_workers_to_one_keeps_its_batch(tmp_path: Path) -> None:
+    needed("torch")
+    cut = Workers(tmp_path / "cut")
+    process = cut.start(2, STEPS="4000", SAVE_EVERY="5")
+    deadline = time.monotonic() + 120
+    while not list((cut.folder / "kept").glob("step-*.pt")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGTERM)  # as the guest does it: to what `run` has started
+    said, _ = process.communicate(timeout=90)
+    assert process.returncode != 0, said
+    assert len(workers) == 2
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers), "a worker outlived its launcher"
+    saved = sorted(int(path.stem.split("-")[1]) for path in (cut.folder / "kept").glob("step-*.pt"))
+    reached = saved[-1]
+    # Both have saved at one step and ended there.
+    said_steps = [int(step) for step in re.findall(r"^step (\d+)/", said, re.MULTILINE)]
+    assert said_steps[-1] == reached
+    process = cut.start(1, STEPS=str(reached + 10))
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert f"resumed at step {reached}" in said
+    after = cut.metrics()
+    assert (after["steps"], after["batch"], after["workers"]) == (reached + 10, 32, 1)
+
+
+def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
+    needed("torch")
+    losses = []
+    for workers in (1, 2):
+        run = Workers(tmp_path / str(workers))
+        said, _ = run.start(workers, STEPS="30").communicate(timeout=120)
+        assert (run.folder / "outputs").exists(), said
+        losses.append(run.metrics()["loss"])
+    # Equal but for dropout, which each worker draws for itself.
+    assert losses[0] == pytest.approx(losses[1], rel=0.03)
