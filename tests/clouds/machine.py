@@ -49,6 +49,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POWER_BUTTON = signal.SIGRTMIN + 4  # systemd's, and so our init's, for an orderly end
 REBOOT = 113  # a VM's init ends with it when it wants to be booted again; the kernel's reboot(2) gives SIGHUP
 LONGEST_HOSTNAME = 63
+NEEDED = (12, 21, 27)  # CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_MKNOD
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ def missing() -> str:
     """Why there can be no machines on this computer, for people; empty where there can."""
     if sys.platform != "linux" or os.getuid() != 0:
         return "machines need Linux and root"
+    capabilities = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+    if any(not capabilities >> number & 1 for number in NEEDED):
+        return "machines need a root that may make namespaces, networks and devices"
     for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
         if shutil.which(program) is None:
             return f"machines need {program}; on Debian: apt-get install {package}"
@@ -93,6 +97,7 @@ class Machine:
         self._code: int | None = None
         self._asked = False
         self._new = True
+        self._plugged = True
         self._removed = False
 
     @property
@@ -151,7 +156,8 @@ class Machine:
             if erase or self._new:
                 _make_disk(self._plan.disk)
             self._asked = False
-            power = Power(self._plan, self._maker.block, self._maker.spawn, new=erase or self._new)
+            new = erase or self._new
+            power = Power(self._plan, self._maker.block, self._maker.spawn, new=new, plugged=self._plugged)
             self._power, self._new = power, False
             threading.Thread(target=self._follow, args=(power,), name=f"power-{self.name}", daemon=True).start()
 
@@ -162,12 +168,12 @@ class Machine:
             self.start()
 
     def partition(self) -> None:
-        """Take its network away; its metadata service still answers. Nothing is told to either side."""
-        self._up().link.plugged(False)
+        """Take its network away, over restarts too; its metadata service still answers. Neither side is told."""
+        self._plug(False)
 
     def heal(self) -> None:
         """Give the network back. It works again within about a second."""
-        self._up().link.plugged(True)
+        self._plug(True)
 
     def run(self, *argv: str, timeout: float = 60.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """A command inside, as root, as over ssh; with the machine's environment. RuntimeError if it is down."""
@@ -186,6 +192,12 @@ class Machine:
             self.kill()
             self._removed = True
             shutil.rmtree(self._plan.disk, ignore_errors=True)
+
+    def _plug(self, plugged: bool) -> None:
+        with self._lock:
+            self._plugged = plugged
+            if self._power is not None:
+                self._power.link.plugged(plugged)
 
     def _up(self) -> Power:
         power = self._power
@@ -331,10 +343,12 @@ class Machines:
 
     def close(self) -> None:
         """Remove every machine, and what they were made of."""
-        for machine in self._machines:
-            machine.remove()
-        self._spawner.shutdown()
-        self.block.close()
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(Machine.remove, self._machines))
+        finally:
+            self._spawner.shutdown()
+            self.block.close()
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,7 @@ from clouds import cgroup
 
 BLOCKS = 64  # of 255 machines each
 NAME = "sbm"
-LOCK = Path("/run/lock/spotbroker-machines")
+LOCK = Path("/run/spotbroker-machines.lock")
 METADATA_ADDRESS = "169.254.169.254"
 CLONE_NEWNET = 0x40000000
 
@@ -71,7 +71,7 @@ class Block:
 class Link:
     """A machine's network while it is up. namespace: a file descriptor that keeps it."""
 
-    def __init__(self, block: Block, number: int) -> None:
+    def __init__(self, block: Block, number: int, *, plugged: bool) -> None:
         self.cable = f"{block.name}-{number}"
         outer, inner = block.addresses(number)
 
@@ -88,7 +88,8 @@ class Link:
             return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
 
         self.namespace = _aside(make)
-        _ip(f"address add {outer}/30 dev {self.cable}", f"link set {self.cable} up")
+        _ip(f"address add {outer}/30 dev {self.cable}")
+        self.plugged(plugged)
 
     def inside(self, call: Callable[[], T]) -> T:
         """Call it in the machine's network; a socket made there stays there."""
@@ -101,7 +102,8 @@ class Link:
 
     def plugged(self, plugged: bool) -> None:
         """Plug this host's end of the cable in, or pull it."""
-        _ip(f"link set {self.cable} {'up' if plugged else 'down'}")
+        if self.namespace >= 0:
+            _ip(f"link set {self.cable} {'up' if plugged else 'down'}")
 
     def close(self) -> None:
         """The namespace goes with its last process and socket."""

@@ -36,13 +36,15 @@ class Plan:
 class Power:
     """A machine that is up, or was. pid1: its first process as this host numbers it."""
 
-    def __init__(self, plan: Plan, block: Block, start: Callable[..., subprocess.Popen[Any]], *, new: bool) -> None:
+    def __init__(
+        self, plan: Plan, block: Block, start: Callable[..., subprocess.Popen[Any]], *, new: bool, plugged: bool
+    ) -> None:
         self._plan, self._start = plan, start
         self._group = f"{block.name}-{plan.number}"
         self._ending = threading.Lock()
         self._off = False
         self.pid1 = 0
-        self.link = Link(block, plan.number)
+        self.link = Link(block, plan.number, plugged=plugged)
         self._server: Server | None = None
         self._process: subprocess.Popen[Any] | None = None
         try:
@@ -86,7 +88,14 @@ class Power:
 
     def enter(self, argv: Sequence[str], *, stdin: str, timeout: float) -> subprocess.CompletedProcess[str]:
         """A command inside. subprocess.TimeoutExpired, and it is killed, after `timeout` seconds."""
-        spec = {**self._plan.spec, "groups": self._groups, "pid1": self.pid1, "command": list(argv)}
+        env = {"HOME": "/root", **self._plan.spec["env"]}
+        spec = {
+            "vm": self._plan.spec["vm"],
+            "env": env,
+            "groups": self._groups,
+            "pid1": self.pid1,
+            "command": list(argv),
+        }
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
