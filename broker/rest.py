@@ -149,10 +149,10 @@ class Rest:
                 allow_redirects=method == "GET",
             )
         except requests.exceptions.ConnectTimeout as error:  # nothing was sent
-            raise self._unavailable(str(error), "ConnectTimeout") from error
+            raise self._unavailable(_reason(error), "ConnectTimeout") from error
         except requests.exceptions.RequestException as error:
             sent = creating and not _unsent(error)
-            raise self.silent(str(error), type(error).__name__, creating=sent) from error
+            raise self.silent(_reason(error), type(error).__name__, creating=sent) from error
         return self._read(answer, creating)
 
     def _signed(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -203,6 +203,12 @@ def _unsent(error: Exception) -> bool:
 
     reason = getattr(error.args[0] if error.args else None, "reason", None)
     return isinstance(reason, NewConnectionError)
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong with a connection, without the pools and connections around it."""
+    reason = getattr(error.args[0] if error.args else None, "reason", None)
+    return str(reason).rpartition("): ")[2] if reason is not None else str(error)
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

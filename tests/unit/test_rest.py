@@ -220,8 +220,9 @@ def test_what_never_left_has_made_nothing() -> None:
         nobody = Rest("acme", f"http://127.0.0.1:{closed.getsockname()[1]}", key=KEY)
         with pytest.raises(ProviderUnavailable):
             nobody.call("PUT", "/", creating=True)
-    with pytest.raises(ProviderUnavailable):
+    with pytest.raises(ProviderUnavailable) as caught:
         Rest("acme", "http://no-such-host.invalid", key=KEY).call("PUT", "/", creating=True)
+    assert str(caught.value).startswith("acme did not answer: Failed to resolve 'no-such-host.invalid'")
 
 
 # Budget
@@ -243,12 +244,11 @@ def test_a_lane_keeps_its_interval_and_others_are_free(tmp_path: Path) -> None:
 
 
 def test_a_quota_lets_a_burst_through_and_no_more(tmp_path: Path) -> None:
-    budget = Budget(tmp_path, "acme", KEY, {}, quotas={"search": (3, 0.3)})
+    budget = Budget(tmp_path, "acme", KEY, {}, quotas={"search": (3, 0.5)})
     moments = calls(budget, "search", 7)
-    assert moments[2] < 0.15
+    assert moments[2] < 0.4, "the burst waited"
     for earlier, later in zip(moments, moments[3:], strict=False):
-        assert later - earlier >= 0.29
-    assert moments[-1] < 1.0
+        assert later - earlier >= 0.45
 
 
 def test_threads_share_a_lane(tmp_path: Path) -> None:
