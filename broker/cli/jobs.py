@@ -118,20 +118,36 @@ def show_instances(screen: Screen, config: Config) -> None:
 
 
 def alive_instances(config: Config, *, jobs: Sequence[str] = ()) -> tuple[list[Instance], dict[str, str]]:
-    """What is rented under our tag, and which providers could not be asked. jobs: only theirs, if given."""
+    """What is rented under our tag, and which providers could not be asked. jobs: only theirs, if given.
+
+    A provider that was never rented from is no failure where it has no key or no package: nothing of ours is there.
+    """
     from broker import registry
-    from broker.errors import BrokerError
+    from broker.errors import AuthFailed, BrokerError, ConfigError
 
     found: list[Instance] = []
     failures: dict[str, str] = {}
+    used = _rented_from(config, jobs)
     for name in registry.names():
+        if jobs and name not in used:
+            continue
         try:
             listed = registry.get(name, config).instances()
         except BrokerError as error:
-            failures[name] = error.message
+            if name in used or not isinstance(error, AuthFailed | ConfigError):
+                failures[name] = error.message
             continue
         found += [i for i in listed if i.state != "terminated" and (not jobs or i.job in jobs)]
     return found, failures
+
+
+def _rented_from(config: Config, jobs: Sequence[str]) -> set[str]:
+    """The providers that the placements of these jobs name, of all jobs without any."""
+    from broker.store import open_store
+
+    store = open_store(config.state, config.database)
+    ids = jobs or [row.id for row in store.jobs()]
+    return {row.request["offer"]["provider"] for job in ids for row in store.placements(job)}
 
 
 def show_verb(screen: Screen, name: JobArgument) -> None:
