@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from broker import images, keys
-from broker.errors import Ambiguous, AuthFailed, BrokerError, InvalidRequest, NoCapacity, ProviderError
+from broker.errors import (
+    Ambiguous,
+    AuthFailed,
+    BrokerError,
+    InvalidRequest,
+    NoCapacity,
+    ProviderError,
+    ProviderUnavailable,
+)
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, PartialOffers, Traits
 from broker_vast import contract, label, offers, settings
@@ -55,6 +63,15 @@ class VastProvider:
         """
         if not query.gpu_count or images.fits(Kind.CONTAINER, query.image):
             return []
+        try:
+            return self._searched(query)
+        except ProviderUnavailable as error:
+            if self.key is not None:
+                raise
+            # Without a key it is a look into a shop window, which must not keep anybody waiting: not asked again.
+            raise ProviderError(error.message, provider=NAME, code=error.code) from error
+
+    def _searched(self, query: OfferQuery) -> Sequence[Offer]:
         names = self._names(query)
         if names == []:
             return []
@@ -138,19 +155,19 @@ class VastProvider:
     def check(self) -> Sequence[Finding]:
         """The key, the account and its credit, the list of contracts, the search. Rents nothing."""
         if self.key is None:
-            return [Finding("key", ok=False, found="none", fix=HOW_TO_KEY), self._found("search", self._searched)]
+            return [Finding("key", ok=False, found="none", fix=HOW_TO_KEY), self._found("search", self._named)]
         return [
             Finding("key", ok=True, found=f"from {self.key.source}"),
             self._found("credit", self._credited, fix=ADD_CREDIT),
             self._found("contracts", lambda: (True, f"{len(self.vast.contracts())} on this account")),
-            self._found("search", self._searched),
+            self._found("search", self._named),
         ]
 
     def _credited(self) -> tuple[bool, str]:
         credit = self.vast.credit()
         return credit > 0, f"{credit:.2f} USD"
 
-    def _searched(self) -> tuple[bool, str]:
+    def _named(self) -> tuple[bool, str]:
         names = self.vast.gpu_names()
         return bool(names), f"{len(names)} kinds of card"
 
@@ -221,7 +238,7 @@ class VastProvider:
         except (OSError, ValueError):
             try:
                 known = self.vast.gpu_names()
-            except AuthFailed:
+            except (AuthFailed, ProviderUnavailable):
                 raise
             except ProviderError:
                 return None
