@@ -50,6 +50,7 @@ CLOSE_LIMIT = 60.0
 PHASES: dict[str, Callable[[JobState, World], JobState]] = {
     "pick": lifecycle.pick,
     "launch": lifecycle.launch,
+    "weigh": lifecycle.weigh,
     "retire": lifecycle.retire,
     "account": lifecycle.account,
 }

@@ -1,8 +1,9 @@
-"""The phases of a job: pick, launch, watch, retire, account. Each takes the state and returns the next one.
+"""The phases of a job: pick, launch, watch, weigh, retire, account. Each takes the state and returns the next one.
 
 Every phase may run again from its start after a crash, so each is idempotent: what it does twice it finds done. The
 order within a phase is the point of it: intent is durable before a call, a call's answer before anything else.
-`watch` is in `broker.watch`, since it alone waits; what it decides by is `broker.reaction`.
+`pick` is in `broker.picking`, `weigh` in `broker.weighing`. `watch` is in `broker.watch`, since it alone waits; what it
+decides by is `broker.reaction`.
 """
 
 from __future__ import annotations
@@ -12,29 +13,39 @@ from typing import Any
 
 from broker import errors
 from broker.home import Control, Home, JobKeys, Order
+from broker.learning import learn
 from broker.offer import Market
-from broker.placement import freeze
-from broker.policy.choose import Decision, Memory, Wish, choose
-from broker.policy.cost import LOST, Prospect
+from broker.outlook import wish_of
+from broker.picking import pick
+from broker.policy.memory import Memory
 from broker.provider import Cause, Instance, LaunchRequest, State
+from broker.purse import LIMITS, extended, first_end, purses
 from broker.reaction import UNCONFIRMED_AFTER, settled
-from broker.state import Held, JobState, Outcome, Retiring
+from broker.state import SETTLING, Held, JobState, Outcome, Retiring
 from broker.store import JobRow, PlacementRow
 from broker.task import Task
+from broker.weighing import wants_weighing, weigh
 from broker.world import World
+
+__all__ = [
+    "account",
+    "control_of",
+    "launch",
+    "narrate",
+    "pick",
+    "retire",
+    "status_of",
+    "weigh",
+    "wish_of",
+    "write_control",
+]
 
 STALE_REQUEST = 600.0
 AMBIGUOUS_TRIES = 3
-ASKED_AGAIN = 4
-WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
-MARKETS = {"auto": (Market.SPOT, Market.ON_DEMAND), "only": (Market.SPOT,), "never": (Market.ON_DEMAND,)}
-LOSSES = {
-    "notice": "a notice",
-    "moved": "a notice",
-    "boot": "a failed boot",
-    "silence": "silence",
-    "lost": "a lost machine",
-}
+STALE_PRICE = 60.0
+"""Seconds after which a request under a `max_price` is picked anew instead of being sent: prices have moved on."""
+HANDOVER = 1800.0
+"""Seconds beyond its boot limit that a machine gets to be ready to take over from one that still runs."""
 OUT_WORDS = {
     "notice": ("notice", "its provider takes the machine back"),
     "preempted": ("preempted", "taken back by its provider"),
@@ -46,93 +57,6 @@ OUT_WORDS = {
     "stop": ("stopping", "told to save and end"),
     "migrate": ("moved", "told to move to another machine"),
 }
-
-
-def wish_of(task: Task) -> Wish:
-    """What the policy is asked for a task. Both markets are asked for, so that each can be compared to the other."""
-    markets = (Market.SPOT, Market.ON_DEMAND)
-    queries = tuple(resources.query(markets) for resources in task.resources)
-    return Wish(
-        queries=queries,
-        spot=task.spot,
-        max_price=task.max_price,
-        ordered=task.ordered,
-        prospect=prospect_of(task),
-        trust=task.readers,
-    )
-
-
-def prospect_of(task: Task) -> Prospect:
-    """The whole work of a task; with a machine half of what lies between two saves is lost, without any save all."""
-    hours = task.work.hours if task.work is not None else None
-    saves = task.checkpoint
-    if saves is None:
-        return Prospect(hours, lost=hours / 2 if hours is not None else LOST)
-    return Prospect(hours, lost=saves.every / 2 / 3600 if saves.every is not None else LOST)
-
-
-def pick(state: JobState, world: World) -> JobState:
-    """Decide on an offer and freeze the whole request, durably, before anything is sent."""
-    row = world.store.job(state.job)
-    if row.stopping:
-        outcome = state.outcome or Outcome("stopped", 103, "stopped by its user")
-        return state.to("retire" if state.retiring else "account", outcome=outcome)
-    task = Task.from_json(row.task)
-    state = _mourn(state, world)
-    wish, memory = wish_of(task), Memory.from_json(state.memory)
-    book = world.market.offers(wish.queries)
-    decision = choose(book.offers, wish=wish, memory=memory, now=world.clock(), failures=book.failures)
-    if decision.offer is None:
-        return _nothing(state, decision, bool(book.failures), world)
-    generation, offer = state.generation + 1, decision.offer
-    resources = task.resources[decision.alternative]
-    request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world)
-    stands = world.store.intend(
-        PlacementRow(
-            job=row.id,
-            generation=generation,
-            status="intent",
-            request=request.to_json(),
-            reasons=list(decision.reasons),
-            picked_at=request.frozen_at,
-        )
-    )
-    if generation == 1:
-        world.store.update_job(row.id, plan=decision.to_json())
-    where = LaunchRequest.from_json(dict(stands.request)).offer.where
-    world.store.event(
-        row.id, "picked", f"picked {where}: {decision.reasons[0]}", generation=generation, once="", at=request.frozen_at
-    )
-    return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
-
-
-def _mourn(state: JobState, world: World) -> JobState:
-    """Remember the offer that took its machine back or never started it, so that this pick looks elsewhere."""
-    if state.lost is None:
-        return state
-    generation, why = state.lost
-    request = LaunchRequest.from_json(dict(world.store.placement(state.job, generation).request))
-    memory = Memory.from_json(state.memory).lost(request.offer, LOSSES.get(why, "preemption"), world.clock())
-    return replace(state, memory=memory.to_json(), lost=None)
-
-
-def _nothing(state: JobState, decision: Decision, failures: bool, world: World) -> JobState:
-    """Nothing fits now: the end for a job that never had a machine, else wait and ask again.
-
-    A provider that did not answer may have had something, so the end waits for a few more answers.
-    """
-    text = "; ".join(decision.reasons) or "nothing to be had"
-    if not state.launched and not state.retiring and (not failures or state.waits >= ASKED_AGAIN):
-        fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
-        return state.to("account", outcome=Outcome("unavailable", 75, text, fix))
-    now = world.clock()
-    first = WAIT_FIRST if state.launched else 1.0
-    wait = min(first * 2.0 ** min(state.waits, 10), WAIT_LONGEST)
-    at = now + wait if decision.next_try is None else min(now + wait, max(now + 1.0, decision.next_try))
-    world.store.event(
-        state.job, "nothing", f"waiting {at - now:.0f} s for an offer: {text}", generation=state.generation
-    )
-    return state.to("watch", not_before=at, then="pick", waits=state.waits + 1)
 
 
 def launch(state: JobState, world: World) -> JobState:
@@ -147,7 +71,8 @@ def launch(state: JobState, world: World) -> JobState:
         return _unlisted(state, request, placement, error, world)
     if found is not None:
         return _held(state, request, found, world, adopted=True)
-    stale = world.clock() - request.frozen_at > STALE_REQUEST
+    age = world.clock() - request.frozen_at
+    stale = age > STALE_REQUEST or (placement.status == "intent" and age > STALE_PRICE and _max_price(state, world))
     resend = placement.status == "intent" or (provider.traits.token and state.tries < AMBIGUOUS_TRIES)
     if stale or not resend:
         why = "its request is too old to be sent" if stale else "its launch was never confirmed"
@@ -157,11 +82,18 @@ def launch(state: JobState, world: World) -> JobState:
             state = replace(state, memory=memory)
         return _closed(state, request, why, world, warn=placement.status == "sent")
     world.store.update_placement(state.job, state.generation, status="sent", sent_at=world.clock())
+    if not state.tries:
+        state = replace(state, memory=Memory.from_json(state.memory).asked(request.offer).to_json())
     try:
         instance = provider.launch(request)
     except errors.ProviderError as error:
         return _refused(state, request, error, world)
     return _held(state, request, instance, world)
+
+
+def _max_price(state: JobState, world: World) -> float | None:
+    found: float | None = world.store.job(state.job).task.get("max_price")
+    return found
 
 
 def _by_tag(instances: Any, request: LaunchRequest, world: World) -> Instance | None:
@@ -177,7 +109,7 @@ def _unlisted(
 ) -> JobState:
     """The list by which to look did not come: without a look nothing is sent."""
     now = world.clock()
-    if now - request.frozen_at > STALE_REQUEST or isinstance(error, errors.AuthFailed):
+    if now - request.frozen_at > STALE_REQUEST or isinstance(error, errors.AuthFailed) or state.live is not None:
         memory = Memory.from_json(state.memory).refused(request.offer, error, now).to_json()
         why = f"{request.offer.provider} could not list its machines: {error}"
         return _closed(replace(state, memory=memory), request, why, world, warn=placement.status == "sent")
@@ -213,7 +145,11 @@ def _held(
         beat=world.limits(simulated=traits.simulated).beat,
         where=f"{offer.where} {instance.market}",
         simulated=traits.simulated,
+        bid=request.bid,
+        latest=request.latest,
     )
+    task = Task.from_json(world.store.job(state.job).task)
+    held = _paid_for(held, state, task, world)
     word = "adopted" if adopted else "launched"
     world.store.event(
         state.job,
@@ -232,7 +168,40 @@ def _held(
             once="market",
         )
     memory = Memory.from_json(state.memory).launched().to_json()
-    return state.to("watch", live=held, launched=state.launched + 1, memory=memory, not_before=None, then="pick")
+    weigh_at = now + world.limits(simulated=traits.simulated).weigh if wants_weighing(task, held, world) else None
+    state = replace(state, launched=state.launched + 1, memory=memory, heading=None, weigh_at=weigh_at)
+    if state.live is not None:
+        state = _makes_room(state, state.live, now + traits.boot_limit + HANDOVER)
+    state = state.to("watch", live=held, not_before=None, then="pick")
+    dear = task.max_price is not None and instance.hourly > task.max_price * (1 + 1e-6)
+    return _too_dear(state, held, task, world) if dear else state
+
+
+def _paid_for(held: Held, state: JobState, task: Task, world: World) -> Held:
+    """With the end that the budgets allow at the price that is really charged, where that is above the offer's."""
+    now = world.clock()
+    limiting = purses(task, state, world, simulated=held.simulated, but=held.generation)
+    end = first_end(limiting, max(held.hourly, held.bid or 0.0), now)
+    if end is None or end[0] >= held.end_by:
+        return held
+    return replace(held, end_by=end[0], end_why=end[1])
+
+
+def _makes_room(state: JobState, old: Held, by: float) -> JobState:
+    """The machine that runs goes on until the guest of the new one is ready, or until `by`."""
+    entry = Retiring(held=old, why="migrate", order="run", since=by - HANDOVER, terminate_at=by)
+    retiring, moves = (*state.retiring, entry), state.moves + 1
+    return replace(state, retiring=retiring, after=old.generation, start_by=None, go=False, moves=moves)
+
+
+def _too_dear(state: JobState, held: Held, task: Task, world: World) -> JobState:
+    """What was rented costs more than the task allows: it ends, and the offer is not taken again soon."""
+    text = f"{held.instance} costs {held.hourly:.4f} USD/h, above max_price {task.max_price}: it is ended at once"
+    world.store.event(state.job, "warning", text, generation=held.generation, once="max_price")
+    now = world.clock()
+    entry = Retiring(held=held, why="max_price", order="end", since=now, blocking=True, terminate_at=now)
+    out = replace(state, live=None, retiring=(*state.retiring, entry), lost=(held.generation, "max_price"))
+    return out.to("retire", after=held.generation, start_by=None, go=False)
 
 
 def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderError, world: World) -> JobState:
@@ -247,6 +216,12 @@ def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderErro
         error=type(error).__name__,
         code=error.code,
     )
+    if isinstance(error, errors.NoCapacity):
+        world.records.gone(offer, now)
+    if state.live is not None:
+        memory = Memory.from_json(state.memory).refused(offer, error, now).to_json()
+        ambiguous = isinstance(error, errors.Ambiguous)
+        return _closed(replace(state, memory=memory), request, f"refused: {error}", world, warn=ambiguous)
     if isinstance(error, errors.InvalidRequest):
         _close(state, f"refused: {error}", world)
         outcome = Outcome("error", 1, f"{offer.provider} refuses the request: {error}", error.fix)
@@ -274,6 +249,9 @@ def _closed(state: JobState, request: LaunchRequest, why: str, world: World, *, 
             once="ambiguous",
         )
     JobHome(world, state.job).forget(state.generation)
+    if state.live is not None:
+        again = world.clock() + world.limits(simulated=state.live.simulated).weigh
+        return state.to("watch", heading=None, weigh_at=again, not_before=None, then="pick", tries=0)
     return state.to("pick", not_before=None, then="pick", tries=0)
 
 
@@ -284,6 +262,8 @@ def retire(state: JobState, world: World) -> JobState:
     remaining = tuple(entry for entry in served if entry is not None)
     go = state.go or (state.after is not None and settled(remaining, state.after))
     state = replace(state, retiring=remaining, go=go)
+    if state.live is not None and state.live.end_why in LIMITS:
+        state = extended(state, Task.from_json(world.store.job(state.job).task), world)
     write_control(state, world)
     if state.outcome is not None and state.live is None and not remaining:
         return state.to("account")
@@ -308,6 +288,7 @@ def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
         world.store.event(
             state.job, "confirmed", f"{held.instance} is gone", generation=held.generation, once="", cause=entry.cause
         )
+        learn(state, entry, world)
         JobHome(world, state.job).forget(held.generation)
         return None
     if entry.terminated_at is None:
@@ -391,9 +372,15 @@ def account(state: JobState, world: World) -> JobState:
 
 def _resumed_by(state: JobState, outcome: Outcome) -> str:
     """The next command for a job that could go on; empty where there is none."""
-    if outcome.status in ("stopped", "limit") and state.parents:
-        return f"broker resume {state.job} goes on from its newest snapshot"
-    return ""
+    if outcome.status not in ("stopped", "limit") or not state.parents:
+        return ""
+    if outcome.message.startswith("budget"):
+        return f"broker resume {state.job} --budget USD goes on from its newest snapshot, with a higher one"
+    if outcome.message.startswith("monthly_budget"):
+        return f"raise monthly_budget, then broker resume {state.job} goes on from its newest snapshot"
+    if outcome.message.startswith("deadline"):
+        return f"broker resume {state.job} --deadline TIME goes on from its newest snapshot"
+    return f"broker resume {state.job} goes on from its newest snapshot"
 
 
 class JobHome:
@@ -458,11 +445,19 @@ def control_of(
 ) -> Control:
     """The broker's word to the guests, as the state has it. Pure. hold: the launching one waits for another word."""
     generations: dict[int, Order] = {
-        entry.generation: Order(end_by=entry.held.end_by, end_why=entry.held.end_why, order=entry.order, why=entry.why)
+        entry.generation: Order(end_by=entry.end_by, end_why=entry.held.end_why, order=entry.order, why=entry.why)
         for entry in state.retiring
     }
     live: int | None = None
-    if state.live is not None:
+    retiring = [entry.generation for entry in state.retiring]
+    if state.live is not None and launching is not None:
+        # It goes on while another machine is asked for, and until that one is ready.
+        old, live = state.live, launching.generation
+        end_by = min(old.end_by, launching.frozen_at + HANDOVER + SETTLING)
+        generations[old.generation] = Order(end_by=end_by, end_why=old.end_why)
+        retiring.append(old.generation)
+        generations[live] = Order(end_by=launching.end_by, end_why=launching.end_why, after=old.generation)
+    elif state.live is not None:
         live = state.live.generation
         generations[live] = _run_order(state, state.live.end_by, state.live.end_why)
     elif launching is not None:
@@ -473,7 +468,7 @@ def control_of(
         owner=owner,
         epoch=epoch,
         live=live,
-        retiring=tuple(entry.generation for entry in state.retiring),
+        retiring=tuple(retiring),
         generations=generations,
         parents=state.parents,
         seqs=state.seqs,

@@ -19,7 +19,7 @@ from broker.policy.infra import may_name
 from broker.provider import OfferList, PartialOffers, Provider
 
 Open = Callable[[str, Config], Provider]
-Listener = Callable[[Sequence[Offer]], None]
+Listener = Callable[[Sequence[OfferQuery], "OfferBook", frozenset[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Marketplace:
     """All providers as one.
 
     providers: names as `broker.registry` knows them; None means every installed one. opener: how a name becomes a
-    provider, `broker.registry.get` unless given. on_offers: told of every provider's answer, for the price history.
+    provider, `broker.registry.get` unless given. on_look: told of every look, with the providers that have answered in
+    full, for the history of zones and prices.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class Marketplace:
         providers: Sequence[str] | None = None,
         *,
         opener: Open | None = None,
-        on_offers: Listener | None = None,
+        on_look: Listener | None = None,
     ) -> None:
         self.config = config
         self._names = providers
         self._opener = opener
-        self._on_offers = on_offers
+        self._on_look = on_look
         self._lock = threading.Lock()
         self._running: dict[str, list[tuple[threading.Thread, float]]] = {}
 
@@ -105,7 +106,11 @@ class Marketplace:
                 failures.update(answer.failures)
                 if name in waiting and not answer.done:
                     failures[name] = f"no answer within {timeout:g} s"
-        return OfferBook(tuple(offers.values()), failures, time.time(), left_out)
+            whole = frozenset(name for name, answer in answers.items() if answer.done and not answer.failures)
+        book = OfferBook(tuple(offers.values()), failures, time.time(), left_out)
+        if self._on_look is not None:
+            self._on_look(queries, book, whole)
+        return book
 
     def _start(
         self,
@@ -164,8 +169,6 @@ class Marketplace:
             # Of several alternatives of a task the same offers are left out again and again: the most counts.
             for why, count in (found.left_out if isinstance(found, OfferList) else {}).items():
                 answer.left_out[why] = max(count, answer.left_out.get(why, 0))
-        if self._on_offers is not None and own:
-            self._on_offers(own)
 
     def _open(self, name: str) -> Provider:
         if self._opener is not None:

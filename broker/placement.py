@@ -132,8 +132,9 @@ def freeze(
             f"the home {row.home} has lost {keys.spec}: the job cannot be started from it",
             fix="put the home's objects back, or submit the task again",
         )
-    until, _ = end_of(task, offer, None, now, terms.ends)
+    until, _ = end_of(task, offer, None, now)
     access = mint(world.config, row.home, row.id, generation, until)
+    latest, _ = end_of(task, offer, access.expires_at, now)
     end_by, end_why = end_of(task, offer, access.expires_at, now, terms.ends)
     prepared: Mapping[str, Any] = row.prepared or {}
     fetch_until = traits.boot_limit + BOOT_MARGIN
@@ -180,6 +181,7 @@ def freeze(
         frozen_at=now,
         image=image,
         bid=terms.bid,
+        latest=latest,
     )
 
 

@@ -110,7 +110,8 @@ class LaunchRequest:
     user_data: the bootstrap, a POSIX-sh script. container: the image that the task runs in; a container provider makes
     the machine of it, a VM's guest starts it; None runs the task bare. image: the machine image that a VM boots, where
     the task names one; None for the provider's choice. bid: USD per hour of the whole machine, None outside bidding.
-    end_by: when the machine ends by itself, end_why: its reason. Times are seconds since the epoch. disk: GiB.
+    end_by: when the machine ends by itself, end_why: its reason; latest: up to when a live broker may move that. Times
+    are seconds since the epoch. disk: GiB.
     """
 
     job: str
@@ -126,6 +127,7 @@ class LaunchRequest:
     container: str | None = None
     bid: float | None = None
     end_why: str = "max_hours"
+    latest: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "tags": dict(self.tags), "offer": self.offer.to_json()}

@@ -17,6 +17,12 @@ from broker.state import Held, JobState, Outcome, Retiring
 UNCONFIRMED_AFTER = 600.0
 TELL_AGAIN_AFTER = 60.0
 NOTICE_MARGIN = 60.0
+END_MARGIN = 5.0
+"""Seconds past `end_by` after which a machine that should have ended itself is ended from here."""
+LAST_SAVE = 150.0
+"""Seconds that a program which makes room gets to save and end."""
+JOB_LIMITS = ("deadline", "budget", "monthly_budget")
+"""Reasons of `end_by` that end the whole job, not only the machine."""
 MOVE, MOVE_NOW = "move", "move-now"
 STRIKES = 3
 
@@ -143,7 +149,8 @@ def wake_at(state: JobState, seen: Seen, limits: Limits) -> float:
     times += [entry.terminate_at for entry in state.retiring if entry.terminated_at is None]
     times += [(entry.told_at or 0.0) + TELL_AGAIN_AFTER for entry in state.retiring if entry.terminated_at is not None]
     if state.live is not None:
-        times.append(state.live.boot_by)
+        times += [state.live.boot_by, state.live.end_by + END_MARGIN, state.live.end_by + limits.grace]
+        times += [state.weigh_at] if state.weigh_at is not None else []
     ahead = [moment for moment in times if moment > seen.now]
     return min([*ahead, seen.now + limits.silence / 4])
 
@@ -152,10 +159,18 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
     """Note what the facts say of the retiring ones; a state in phase `retire` when something is to be done."""
     entries: list[Retiring] = []
     act = False
+    beat = seen.beat(state.live.generation) if state.live is not None else None
+    ready = beat is not None and beat.data.get("state") in ("waiting", "restoring", "running")
+    ends = state.outcome is not None or seen.want in ("stop", "stop-now")
     for standing in state.retiring:
         entry = standing
         over = seen.over(entry.generation)
         closed = entry.closed or seen.closed(entry.generation) or seen.result(entry.generation) is not None
+        told = entry.order == "run" and (ready or ends)
+        if told:
+            # The machine that it has made room for is there, or nothing goes on: its program ends now.
+            by = min(entry.terminate_at, seen.now + LAST_SAVE)
+            entry = replace(entry, order="end" if ends else "retire", terminate_at=by)
         if over is not None and entry.gone_at is None:
             entry = replace(entry, gone_at=over[0], cause=str(over[1]) if over[1] else entry.cause)
         if seen.want == "stop-now" and entry.terminate_at > seen.now:
@@ -164,7 +179,7 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
             entry = replace(entry, closed=True, terminate_at=min(entry.terminate_at, seen.now))
         due = entry.terminated_at is None and (closed or seen.now >= entry.terminate_at)
         again = entry.terminated_at is not None and seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
-        act = act or entry.gone_at is not None or due or again
+        act = act or entry.gone_at is not None or due or again or told
         entries.append(entry)
     seqs = _seqs(state, seen, [entry.generation for entry in entries])
     return state.to("retire", retiring=tuple(entries), seqs=seqs) if act else None
@@ -222,6 +237,9 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
         if generation not in seen.finals:
             return None
         return _lost(state, live, over[1], seen, limits)
+    late = END_MARGIN if live.end_why in JOB_LIMITS else limits.grace
+    if seen.now >= live.end_by + late:
+        return _overdue(state, live, seen, limits)
     beat = seen.beat(generation)
     instance = seen.instances.get(generation)
     notice = instance.notice if instance is not None else None
@@ -237,6 +255,8 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
         return None
     if beat.unchanged >= max(limits.silence, 6 * live.beat) and beat.reads >= 3 and seen.probed:
         return _silent(state, live, seen, limits, why="silence")
+    if state.weigh_at is not None and seen.now >= state.weigh_at and beat.data.get("state") == "running":
+        return state.to("weigh")
     return None
 
 
@@ -247,15 +267,28 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
     if word == "moved":
         return _move(state, live, seen, limits, why="moved", ends_at=None)
     if word == "ended":
-        if live.end_why in ("deadline", "budget"):
-            outcome = Outcome("limit", 104, f"{live.end_why} reached; the newest snapshot is safe")
-            return _out(state, live, seen, why=live.end_why, order="end").to("retire", outcome=outcome)
+        if live.end_why in JOB_LIMITS:
+            return _limit(state, live, seen)
         return _move(state, live, seen, limits, why=live.end_why, ends_at=None)
     outcome = {
         "succeeded": Outcome("succeeded", 0, "succeeded"),
         "stopped": Outcome("stopped", 103, "stopped by its user"),
     }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed", str(result.get("fix") or "")))
     return _out(state, live, seen, why=str(word), order="end").to("retire", outcome=outcome)
+
+
+def _limit(state: JobState, live: Held, seen: Seen) -> JobState:
+    outcome = Outcome("limit", 104, f"{live.end_why} reached; the newest snapshot is safe")
+    return _out(state, live, seen, why=live.end_why, order="end").to("retire", outcome=outcome)
+
+
+def _overdue(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState:
+    """The machine should have ended itself by now, and its guest has not said that it does."""
+    if live.end_why in JOB_LIMITS:
+        return _limit(state, live, seen)
+    out = _out(state, live, seen, why=live.end_why, order="end", blocking=True)
+    moved = _next(replace(out, after=live.generation, start_by=None, go=False), limits)
+    return moved if moved.outcome else moved.to("retire")
 
 
 def _lost(state: JobState, live: Held, cause: Cause | None, seen: Seen, limits: Limits) -> JobState:
@@ -286,7 +319,7 @@ def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, 
     """The next placement is picked at once while this one retires."""
     if why == "notice" or why == "moved":
         patience = (ends_at - seen.now + 5.0) if ends_at is not None else limits.grace + 60.0
-    elif why == "migrate" and seen.want == wish_to_move(live.generation):
+    elif why == "migrate" and seen.want in (None, wish_to_move(live.generation)):
         patience = limits.grace + 2 * live.beat + 30.0
     else:
         patience = 0.0
@@ -327,6 +360,8 @@ def _silent(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str
 
 
 def _next(out: JobState, limits: Limits) -> JobState:
+    if (back := _back(out)) is not None:
+        return back
     if out.moves >= limits.max_moves:
         outcome = Outcome(
             "limit",
@@ -336,6 +371,21 @@ def _next(out: JobState, limits: Limits) -> JobState:
         )
         return out.to("retire", outcome=outcome)
     return out.to("pick", moves=out.moves + 1)
+
+
+def _back(out: JobState) -> JobState | None:
+    """The machine that was to make room and has not been told yet goes on: the one that it made room for is lost."""
+    for entry in out.retiring:
+        if entry.order == "run" and entry.gone_at is None and entry.terminated_at is None and not entry.closed:
+            rest = tuple(other for other in out.retiring if other is not entry)
+            return out.to("retire", live=entry.held, retiring=rest, after=None, start_by=None, go=False, weigh_at=0.0)
+    return None
+
+
+def leave(state: JobState, seen: Seen, limits: Limits) -> JobState:
+    """Let the live machine save and end although nobody takes it back, and pick again."""
+    assert state.live is not None
+    return _move(state, state.live, seen, limits, why="migrate", ends_at=None)
 
 
 def _out(

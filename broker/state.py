@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from broker.errors import ConfigError
 
 VERSION = 1
+SETTLING = 120.0
+"""Seconds after the moment when a machine is to be terminated at the latest, until it ends itself."""
 T = TypeVar("T")
 
 
@@ -20,7 +22,8 @@ T = TypeVar("T")
 class Held:
     """A placement that has an instance and may be costing money.
 
-    launched_at, end_by, boot_by: seconds since the epoch; hourly: USD per hour; beat: seconds between beats.
+    launched_at, end_by, boot_by: seconds since the epoch; hourly: USD per hour; beat: seconds between beats. bid: what
+    it may come to cost per hour, None where its price stands. latest: up to when end_by may be moved.
     """
 
     generation: int
@@ -35,6 +38,8 @@ class Held:
     beat: float
     where: str = ""
     simulated: bool = False
+    bid: float | None = None
+    latest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,11 @@ class Retiring:
     def generation(self) -> int:
         return self.held.generation
 
+    @property
+    def end_by(self) -> float:
+        """When its guest is told to have ended its machine, seconds since the epoch, should nobody terminate it."""
+        return min(self.held.end_by, self.terminate_at + SETTLING)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -81,8 +91,11 @@ class JobState:
     phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
     present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. lost: the generation
-    whose offer the next pick should avoid, and why. run: how often the job has been begun or taken up again. parents:
-    generation -> the snapshot it started from. seqs: generation that has left -> the newest snapshot heard of from it.
+    whose offer the next pick should avoid, and why. heading: the offer that a job with a live machine is moving to of
+    its own accord; that machine stays live until the other one is had. weigh_at: when the market is looked at again for
+    a better machine. spotless: since when there has been no spot machine to be had. run: how often the job has been
+    begun or taken up again. parents: generation -> the snapshot it started from. seqs: generation that has left -> the
+    newest snapshot heard of from it.
     """
 
     job: str
@@ -106,6 +119,9 @@ class JobState:
     errors: int = 0
     restarts: int = 0
     run: int = 1
+    heading: str | None = None
+    weigh_at: float | None = None
+    spotless: float | None = None
     outcome: Outcome | None = None
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
     seqs: Mapping[int, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from broker.errors import ConfigError, JobNotFound
+from broker.policy.budget import Bill
 
 metadata = sa.MetaData()
 
@@ -186,6 +187,10 @@ class Event:
     data: Mapping[str, Any]
 
 
+class OverBudget(Exception):  # noqa: N818 - the caller reckons again, nothing is wrong
+    """Another job has taken what this placement was to cost."""
+
+
 class Store:
     """All reads and writes of our tables. Threads may share it."""
 
@@ -201,15 +206,7 @@ class Store:
         self._create()
 
     def _create(self) -> None:
-        # Two first starts at once may both create the tables; the loser finds them made and goes on.
-        for attempt in range(5):
-            try:
-                metadata.create_all(self.engine)
-                return
-            except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.IntegrityError):
-                if attempt == 4:
-                    raise
-                time.sleep(0.2 * (attempt + 1))
+        made(self.engine, (jobs, placements, events, prices, meta))
 
     def close(self) -> None:
         self.engine.dispose()
@@ -220,7 +217,7 @@ class Store:
             found = db.execute(sa.select(meta.c.value).where(meta.c.key == "installation")).scalar()
             if found is None:
                 found = uuid.uuid4().hex[:12]
-                insert = _insert(self.engine, meta).values(key="installation", value=found)
+                insert = insert_into(self.engine, meta).values(key="installation", value=found)
                 db.execute(insert.on_conflict_do_nothing())
                 found = db.execute(sa.select(meta.c.value).where(meta.c.key == "installation")).scalar_one()
         return str(found)
@@ -231,7 +228,7 @@ class Store:
         """Write a new job down; a job of that id already there is left as it is."""
         values = {c.name: getattr(row, c.name) for c in jobs.columns}
         with self.engine.begin() as db:
-            db.execute(_insert(self.engine, jobs).values(**values).on_conflict_do_nothing())
+            db.execute(insert_into(self.engine, jobs).values(**values).on_conflict_do_nothing())
 
     def job(self, job: str) -> JobRow:
         """One job by id. Raises JobNotFound."""
@@ -304,14 +301,27 @@ class Store:
 
     # Placements
 
-    def intend(self, row: PlacementRow) -> PlacementRow:
+    def intend(
+        self,
+        row: PlacementRow,
+        *,
+        fits: Callable[[Mapping[tuple[str, int], Bill]], bool] | None = None,
+        since: float = 0.0,
+    ) -> PlacementRow:
         """Write a placement's frozen request down before anything is sent; returns what stands.
 
-        A row of the same generation that was already sent stands as it is, whoever sent it.
+        A row of the same generation that was already sent stands as it is, whoever sent it. fits: asked with the bills
+        of everything since `since`, as `bills` has them, while nobody else can write; where it says no, nothing is
+        written. Raises OverBudget then.
         """
         values = {c.name: getattr(row, c.name) for c in placements.columns}
         with self.engine.begin() as db:
-            insert = _insert(self.engine, placements).values(**values)
+            if fits is not None:
+                if self.engine.dialect.name != "sqlite":
+                    db.execute(sa.text("SELECT pg_advisory_xact_lock(7301947)"))
+                if not fits(_bills(db, since, bool(row.request["offer"].get("simulated")))):
+                    raise OverBudget
+            insert = insert_into(self.engine, placements).values(**values)
             db.execute(
                 insert.on_conflict_do_update(
                     index_elements=["job", "generation"],
@@ -347,6 +357,11 @@ class Store:
             with self.engine.begin() as db:
                 db.execute(query.values({key: value}))
 
+    def bills(self, since: float, *, simulated: bool) -> dict[tuple[str, int], Bill]:
+        """What has cost money since a moment, or may yet: by job and generation. Simulated money stands apart."""
+        with self.engine.connect() as db:
+            return _bills(db, since, simulated)
+
     # Events
 
     def event(
@@ -371,7 +386,7 @@ class Store:
             "data": json.loads(json.dumps(data)),
         }
         with self.engine.begin() as db:
-            db.execute(_insert(self.engine, events).values(**values).on_conflict_do_nothing())
+            db.execute(insert_into(self.engine, events).values(**values).on_conflict_do_nothing())
 
     def events(self, job: str, *, after: int = 0, kinds: Iterable[str] = ()) -> list[Event]:
         """A job's events in the order they were written; `after` is the last `seq` already seen."""
@@ -391,7 +406,33 @@ class Store:
         rows = [{"offer": key, "at": at, "price": price} for key, at, price in points]
         if rows:
             with self.engine.begin() as db:
-                db.execute(_insert(self.engine, prices).on_conflict_do_nothing(), rows)
+                db.execute(insert_into(self.engine, prices).on_conflict_do_nothing(), rows)
+
+
+def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, int], Bill]:
+    p = placements.c
+    moments = (p.picked_at, p.sent_at, p.launched_at, p.ended_at)
+    query = (
+        sa.select(p.job, p.generation, p.request, *moments, p.hourly, jobs.c.state)
+        .join(jobs, jobs.c.id == p.job)
+        .where(p.status != "closed", sa.or_(p.ended_at.is_(None), p.ended_at >= since))
+    )
+    found: dict[tuple[str, int], Bill] = {}
+    for row in db.execute(query):
+        offer = row.request["offer"]
+        if bool(offer.get("simulated")) is not simulated:
+            continue
+        hourly = row.hourly or offer["price"] + offer["disk_price"]
+        began = row.launched_at or row.sent_at or row.picked_at
+        until = row.ended_at or _end_by(row.state, row.generation) or row.request["end_by"]
+        found[row.job, row.generation] = Bill(hourly, began, until, over=row.ended_at is not None)
+    return found
+
+
+def _end_by(state: Mapping[str, Any] | None, generation: int) -> float | None:
+    """When a machine must have ended by its job's state, which may have been moved since its launch."""
+    held = [entry["held"] for entry in (state or {}).get("retiring", ())] + [(state or {}).get("live")]
+    return next((h["end_by"] for h in held if h and h["generation"] == generation), None)
 
 
 def open_store(state: Path, database: str = "") -> Store:
@@ -438,7 +479,20 @@ def filesystem(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     return kind
 
 
-def _insert(engine: sa.Engine, table: sa.Table) -> Any:
+def made(engine: sa.Engine, tables: Sequence[sa.Table]) -> None:
+    """Create the tables that are missing."""
+    # Two first starts at once may both create them; the loser finds them made and goes on.
+    for attempt in range(5):
+        try:
+            metadata.create_all(engine, tables)
+            return
+        except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.IntegrityError):
+            if attempt == 4:
+                raise
+            time.sleep(0.2 * (attempt + 1))
+
+
+def insert_into(engine: sa.Engine, table: sa.Table) -> Any:
     if engine.dialect.name == "sqlite":
         from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ from broker.provider import Provider
 from broker.store import Store
 
 if TYPE_CHECKING:
-    from broker.market import Marketplace
+    from broker.experience import Records
+    from broker.market import Marketplace, OfferBook
+    from broker.offer import OfferQuery
 
 
 @dataclass
@@ -27,6 +29,7 @@ class World:
     _providers: dict[str, Provider] = field(default_factory=dict)
     _homes: dict[str, Home] = field(default_factory=dict)
     _market: Marketplace | None = None
+    _records: Records | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def provider(self, name: str) -> Provider:
@@ -53,8 +56,21 @@ class World:
 
         with self._lock:
             if self._market is None:
-                self._market = Marketplace(self.config)
+                self._market = Marketplace(self.config, on_look=self._looked)
             return self._market
+
+    @property
+    def records(self) -> Records:
+        """What this installation has seen."""
+        from broker.experience import Records
+
+        with self._lock:
+            if self._records is None:
+                self._records = Records(self.store)
+            return self._records
+
+    def _looked(self, queries: Sequence[OfferQuery], book: OfferBook, answered: frozenset[str]) -> None:
+        self.records.looked(queries, book.offers, self.clock(), answered=answered)
 
     def limits(self, *, simulated: bool) -> Limits:
         """The seconds that apply to a machine; a simulated one lives faster."""

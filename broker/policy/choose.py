@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from broker import gpus
 from broker.offer import Market, Offer, Trust
 from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
+from broker.policy.due import Due, timed
 from broker.policy.explain import chosen, nothing_fits
 from broker.policy.hazard import Experience
 from broker.policy.infra import matcher, within
@@ -35,12 +36,14 @@ def choose(
     moves_left: int | None = None,
     failures: Mapping[str, str] | None = None,
     experience: Experience | None = None,
+    due: Due | None = None,
 ) -> Decision:
     """Rank the offers, take the first, say why.
 
     now: seconds since the epoch. moves_left: placements still allowed; at 0 nothing is chosen; None means no limit.
     failures: what the market could not ask, by provider or region; only named in the reasons when nothing fits.
-    experience: what was seen of machines taken back; without any the priors stand.
+    experience: what was seen of machines taken back; without any the priors stand. due: the deadline, where the task
+    has one and its work is known: what has cooled down long enough to be tried again is weighed like the rest then.
     """
     if moves_left is not None and moves_left <= 0:
         return Decision(None, reasons=("moved as often as max_moves allows; raise max_moves to go on",))
@@ -51,16 +54,19 @@ def choose(
     for offer in offers:
         sieve.take(offer)
     fitting, cooling = sieve.settle()
-    if not fitting:
-        fitting = [candidate for candidate, cooldown in cooling if cooldown.again <= now]
+    if not fitting or due is not None:
+        fitting += [candidate for candidate, cooldown in cooling if cooldown.again <= now]
         cooling = [(candidate, cooldown) for candidate, cooldown in cooling if cooldown.again > now]
     rejected = [*sieve.rejected, *(_cooled(candidate) for candidate, _ in cooling)]
-    ranked, ending = _ranked(fitting, wish, memory, reckoning(wish, experience, now))
+    reckoned = reckoning(wish, experience, now)
+    ranked, ending = _ranked(fitting, wish, memory, reckoned)
     rejected += ending
     if ranked:
-        return Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked, wish))
+        decision = Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked, wish))
+        return timed(decision, wish, due, now) if due is not None and reckoned is not None else decision
     next_try = min((cooldown.again for _, cooldown in cooling), default=None)
-    return Decision(None, (), tuple(rejected), nothing_fits(rejected, wish, next_try, failures or {}), next_try)
+    reasons = nothing_fits(rejected, wish, next_try, failures or {})
+    return Decision(None, (), tuple(rejected), reasons, next_try, unasked=bool(failures))
 
 
 def _ranked(

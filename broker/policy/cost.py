@@ -187,8 +187,8 @@ class Prospect:
 
     lost: hours of work lost with a machine. restarts: measured hours from a launch to the first step, by provider.
     speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
-    by the provider of the machine that reads. Data in GiB. What a host charges for data or bills at least is in its
-    `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
+    by the provider, or `provider/region`, of the machine that reads. Data in GiB. What a host charges for data or bills
+    at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
     """
 
     hours: float | None = None
@@ -204,27 +204,38 @@ class Prospect:
     def cost(self, offer: Offer, hazard: float, now: float, after: float | None = None) -> Cost:
         """See `expected`. Only where `hours` is known."""
         assert self.hours is not None
-        restart = self.restarts.get(offer.provider)
         extra = offer.extra
         return expected(
             offer,
             self.hours,
             hazard=hazard,
             lost_hours=self.lost,
-            restart_hours=restart if restart is not None else 0.0 if offer.simulated else RESTART,
+            restart_hours=self.restart(offer),
             checkpoint_gib=self.checkpoint,
-            egress_per_gib=self.egress.get(offer.provider, 0.0),
+            egress_per_gib=self.egress_of(offer) or 0.0,
             download_gib=self.download,
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
             upload_gib=self.upload,
             upload_per_gib=extra.get("upload_per_gib", 0.0) if extra else 0.0,
             minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
-            speed=self._speed(offer.gpu) if self.speed and offer.gpu else 1.0,
+            speed=self.speed_of(offer) if self.speed else 1.0,
             resumed=self.resumed,
             now=now,
             after=after,
         )
 
-    def _speed(self, card: str) -> float:
-        found = self.speed.get(card)
-        return found if found is not None else self.speed.get(model(card), 1.0)
+    def egress_of(self, offer: Offer) -> float | None:
+        """USD per GiB that the home charges for what the machine reads; None where that is not known."""
+        return self.egress.get(f"{offer.provider}/{offer.region}", self.egress.get(offer.provider))
+
+    def restart(self, offer: Offer) -> float:
+        """Hours from a launch to the first step."""
+        found = self.restarts.get(offer.provider)
+        return found if found is not None else 0.0 if offer.simulated else RESTART
+
+    def speed_of(self, offer: Offer) -> float:
+        """How fast the offer's card is, where the work's hours are those of a card of speed 1."""
+        if not self.speed or not offer.gpu:
+            return 1.0
+        found = self.speed.get(offer.gpu)
+        return found if found is not None else self.speed.get(model(offer.gpu), 1.0)

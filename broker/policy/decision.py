@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy.cost import Cost, Prospect
+from broker.policy.timing import Timing
 
 
 class Kind(StrEnum):
@@ -102,8 +103,9 @@ class Rejected:
 class Decision:
     """offer: what to take, None for nothing. ranked: best first. reasons: lines for people.
 
-    next_try: with no offer, when a cooldown allows the next attempt, seconds since the epoch; None where waiting for
-    a cooldown does not help.
+    next_try: with no offer, when a cooldown allows the next attempt or the market is to be looked at again, seconds
+    since the epoch; None where waiting does not help. timing: what a deadline asked for. spotless: since when no
+    spot has been there for a job that holds out for it. unasked: with no offer, some provider did not answer.
     """
 
     offer: Offer | None
@@ -111,6 +113,14 @@ class Decision:
     rejected: tuple[Rejected, ...] = ()
     reasons: tuple[str, ...] = ()
     next_try: float | None = None
+    timing: Timing | None = None
+    spotless: float | None = None
+    unasked: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Is something to be had, and passed over for now?"""
+        return self.offer is None and (self.timing is not None or self.spotless is not None)
 
     @property
     def alternative(self) -> int:
@@ -124,6 +134,8 @@ class Decision:
             "alternative": self.alternative,
             "reasons": list(self.reasons),
             "next_try": self.next_try,
+            "timing": self.timing.to_json() if self.timing else None,
+            "spotless": self.spotless,
             "ranked": [
                 {
                     "key": c.offer.key,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from math import log, sqrt
 from typing import Any
@@ -72,7 +72,8 @@ def weekend_share(at: float, hours: float) -> float:
     """The share of the hours from `at` on, seconds since the epoch, that lie in a weekend by UTC."""
     if hours <= 0:
         return 1.0 if (at + _MONDAY) % _WEEK >= 5 * _DAY else 0.0
-    return (_weekends(at + hours * 3600) - _weekends(at)) / (hours * 3600)
+    share = (_weekends(at + hours * 3600) - _weekends(at)) / (hours * 3600)
+    return min(1.0, max(0.0, share))  # the difference of two large numbers, over a small one
 
 
 def _weekends(at: float) -> float:
@@ -103,18 +104,13 @@ class Experience:
 
     def ran(self, offer: Offer, start: float, end: float, *, lost: bool) -> Experience:
         """With a machine that ran from `start` to `end`, seconds since the epoch, and was taken back then or not."""
-        if offer.market is not Market.SPOT or offer.simulated:
+        found = ran(offer, start, end, lost=lost)
+        if found is None:
             return self
-        hours = max(0.0, end - start) / 3600
-        scope = _scope(offer)
+        scope, more = found
         old = self.seen.get(scope, Seen())
-        more = replace(
-            old,
-            hours=old.hours + hours,
-            weekend=old.weekend + hours * (weekend_share(start, hours) if hours else 0.0),
-            losses=old.losses + lost,
-        )
-        return Experience({**self.seen, scope: more})
+        both = Seen(old.hours + more.hours, old.weekend + more.weekend, old.losses + more.losses)
+        return Experience({**self.seen, scope: both})
 
     def to_json(self) -> dict[str, Any]:
         return {"seen": {scope: asdict(entry) for scope, entry in self.seen.items()}}
@@ -122,6 +118,15 @@ class Experience:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Experience:
         return cls({scope: Seen(**entry) for scope, entry in data.get("seen", {}).items()})
+
+
+def ran(offer: Offer, start: float, end: float, *, lost: bool) -> tuple[str, Seen] | None:
+    """What a machine adds to the experience of which place; None where it adds nothing (on demand, simulated)."""
+    if offer.market is not Market.SPOT or offer.simulated:
+        return None
+    hours = max(0.0, end - start) / 3600
+    weekend = hours * weekend_share(start, hours) if hours else 0.0
+    return _scope(offer), Seen(hours, weekend, int(lost))
 
 
 def prior(card: str, region: str) -> float:

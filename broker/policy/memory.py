@@ -21,7 +21,7 @@ from broker.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from broker.offer import Offer
+from broker.offer import Market, Offer
 
 FIRST_RETRY, LAST_RETRY = 30.0, 600.0
 LONGEST = 3600.0
@@ -59,6 +59,7 @@ class Memory:
     """cooldowns: by offer key. blocked: by scope, a prefix of offer keys. last_failed: the key that failed last.
 
     unknown: refusals in a row that no adapter could classify, with the last one's text; `UNKNOWN_LIMIT` of them end it.
+    asked_on_demand, refused_on_demand: launches of machines on demand, and those of them that were refused.
     """
 
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
@@ -66,9 +67,17 @@ class Memory:
     last_failed: str | None = None
     unknown: int = 0
     unknown_text: str = ""
+    asked_on_demand: int = 0
+    refused_on_demand: int = 0
+
+    def asked(self, offer: Offer) -> Memory:
+        """Before a launch is sent: how often on-demand machines are refused is a part of a deadline's chances."""
+        return replace(self, asked_on_demand=self.asked_on_demand + 1) if offer.market is Market.ON_DEMAND else self
 
     def refused(self, offer: Offer, error: ProviderError, now: float) -> Memory:
         """After a launch that was refused. What `InvalidRequest` means is the caller's to decide: it should stop."""
+        if offer.market is Market.ON_DEMAND:
+            self = replace(self, refused_on_demand=self.refused_on_demand + 1)  # noqa: PLW0642 - counted, and the rest
         if isinstance(error, QuotaExceeded):
             why = f"quota exceeded in {error.scope}: {error.message}"
             return self._block(error.scope, Block(why, now + QUOTA_REST), offer)
@@ -112,6 +121,8 @@ class Memory:
             "last_failed": self.last_failed,
             "unknown": self.unknown,
             "unknown_text": self.unknown_text,
+            "asked_on_demand": self.asked_on_demand,
+            "refused_on_demand": self.refused_on_demand,
         }
 
     @classmethod
@@ -122,4 +133,6 @@ class Memory:
             last_failed=data.get("last_failed"),
             unknown=data.get("unknown", 0),
             unknown_text=data.get("unknown_text", ""),
+            asked_on_demand=data.get("asked_on_demand", 0),
+            refused_on_demand=data.get("refused_on_demand", 0),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from math import exp, log
+from typing import Any
 
 from broker.policy.renewal import DOWN_HAZARD, EDGES, UP_HAZARD, UP_SHARE
 
@@ -102,3 +103,19 @@ class Sky:
         replaced = (self.replaced + _PRIOR * assumed) / (self.losses + _PRIOR)
         number = log(max(1e-3, 1 - replaced)) / log(_DOWN)
         return min(_LEVELS, key=lambda level: abs(level - number))
+
+    def to_json(self) -> dict[str, Any]:
+        zones = {
+            name: [zone.up, zone.since, zone._at, zone._share, zone._flips]  # noqa: SLF001 - of this very module
+            for name, zone in self.zones.items()
+        }
+        return {"zones": zones, "losses": self.losses, "replaced": self.replaced, "oldest": self._oldest}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Sky:
+        made = cls()
+        for name, (up, since, at, share, flips) in data["zones"].items():
+            zone = made.zones[name] = Zone(at, up)
+            zone.since, zone._share, zone._flips = since, share, flips  # noqa: SLF001
+        made.losses, made.replaced, made._oldest = data["losses"], data["replaced"], data["oldest"]
+        return made

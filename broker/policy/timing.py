@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, exp, floor, inf, log
+from typing import Any
 
 from broker.policy.renewal import AGEING, DOWN_HAZARD, LIFE, PHASES, UP_HAZARD, Point, Table, read, table
 from broker.policy.spells import Sky
@@ -97,6 +98,10 @@ class Timing:
     zone: str | None
     why: str
     costs: tuple[tuple[Choice, float], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        costs = {str(choice): cost for choice, cost in self.costs}
+        return {"choice": str(self.choice), "zone": self.zone, "why": self.why, "costs": costs}
 
     @property
     def reason(self) -> str:

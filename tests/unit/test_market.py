@@ -58,7 +58,7 @@ def market(tmp_path: Path, stalls: Sequence[Stall], **more: Callable[[Sequence[O
         return by_name[name]
 
     config = Config(state=tmp_path, file=tmp_path / "config.toml")
-    return Marketplace(config, list(by_name), opener=opener, on_offers=more.get("on_offers"))
+    return Marketplace(config, list(by_name), opener=opener, on_look=more.get("on_look"))
 
 
 @pytest.fixture
@@ -69,10 +69,18 @@ def gate() -> Iterator[threading.Event]:
 
 
 def test_all_answer_and_every_answer_is_kept_for_the_history(tmp_path: Path) -> None:
-    seen: list[Offer] = []
+    seen: list[tuple[Any, Any, frozenset[str]]] = []
+
+    def broken(query: OfferQuery) -> Sequence[Offer]:
+        raise TimeoutError("slow")
+
     stalls = [Stall("a", lambda q: [offer("a")]), Stall("b", lambda q: [offer("b", 2.0)])]
-    book = market(tmp_path, stalls, on_offers=seen.extend).offers([OfferQuery()])
-    assert keyed(book.offers) == keyed(seen) == keyed([offer("a"), offer("b", 2.0)])
+    queries = [OfferQuery()]
+    book = market(tmp_path, stalls, on_look=lambda *look: seen.append(look)).offers(queries)
+    assert keyed(book.offers) == keyed([offer("a"), offer("b", 2.0)])
+    assert seen == [(queries, book, {"a", "b"})]
+    market(tmp_path, [*stalls, Stall("c", broken)], on_look=lambda *look: seen.append(look)).offers(queries)
+    assert seen[1][2] == {"a", "b"}  # what did not answer says nothing of what it has
     assert not book.failures
     assert abs(book.at - time.time()) < 60
 

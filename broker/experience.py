@@ -1,0 +1,275 @@
+"""What this installation has seen, and decides by: machines taken back, what starting and saving took, spot zones.
+
+Kept in the installation's store beside the jobs, in tables of their own. Everything is learned once: what a placement
+has shown is written down in one transaction with the note that it has been.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from broker.offer import Market, Offer, OfferQuery
+from broker.policy.due import zone
+from broker.policy.hazard import Experience, Seen, ran
+from broker.policy.infra import matcher as within_infra
+from broker.policy.shape import misfit
+from broker.policy.spells import Sky
+from broker.store import insert_into, made, metadata, prices
+
+if TYPE_CHECKING:
+    from broker.store import Store
+    from broker.task import Task
+
+LATEST = 5
+"""A measured value follows the last few: the newest counts for at least a fifth."""
+LOOKED_AWAY = 6 * 3600.0
+"""Seconds without a look after which a zone's spell is taken for a new one, met at random."""
+KEPT = 30 * 86_400.0
+"""Seconds for which looks at zones are kept."""
+
+seen = sa.Table(
+    "spotbroker_seen",
+    metadata,
+    sa.Column("scope", sa.String, primary_key=True),
+    sa.Column("hours", sa.Float, nullable=False),
+    sa.Column("weekend", sa.Float, nullable=False),
+    sa.Column("losses", sa.Integer, nullable=False),
+)
+measured = sa.Table(
+    "spotbroker_measured",
+    metadata,
+    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("value", sa.Float, nullable=False),
+    sa.Column("count", sa.Integer, nullable=False),
+)
+learned = sa.Table(
+    "spotbroker_learned",
+    metadata,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("generation", sa.Integer, primary_key=True),
+)
+looks = sa.Table(
+    "spotbroker_looks",
+    metadata,
+    sa.Column("zone", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, primary_key=True),
+    sa.Column("up", sa.Boolean, nullable=False),
+    sa.Column("fresh", sa.Boolean, nullable=False),
+)
+zones = sa.Table(
+    "spotbroker_zones",
+    metadata,
+    sa.Column("zone", sa.String, primary_key=True),
+    sa.Column("up", sa.Boolean, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("offer", sa.JSON, nullable=False),
+)
+decisions = sa.Table(
+    "spotbroker_decisions",
+    metadata,
+    sa.Column("job", sa.String, primary_key=True),
+    sa.Column("at", sa.Float, primary_key=True),
+    sa.Column("record", sa.LargeBinary, nullable=False),
+)
+TABLES = (seen, measured, learned, looks, zones, decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What earlier jobs of a task have shown. restarts: hours from a launch to the first step, by provider.
+
+    checkpoint: GiB of a snapshot. save: seconds that a save and its upload take. paces: steps per hour, by card.
+    """
+
+    restarts: Mapping[str, float] = field(default_factory=dict)
+    checkpoint: float = 0.0
+    save: float | None = None
+    paces: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one placement has shown. began, ended: seconds since the epoch, of its machine; lost: it was taken back.
+
+    task: the task's name; image: the container, "" for none. restart: seconds from its launch to its first step.
+    checkpoint: bytes of its newest snapshot. save: seconds of a save with its upload. pace: steps per hour.
+    """
+
+    job: str
+    generation: int
+    offer: Offer
+    began: float
+    ended: float
+    lost: bool
+    task: str
+    image: str = ""
+    restart: float | None = None
+    checkpoint: int | None = None
+    save: float | None = None
+    pace: float | None = None
+
+    def values(self) -> dict[str, float]:
+        """By key, as they are kept."""
+        provider = self.offer.provider
+        found = {
+            f"restart|{provider}": self.restart,
+            f"restart|{provider}|{self.image}": self.restart,
+            f"checkpoint|{self.task}": self.checkpoint,
+            f"save|{self.task}": self.save,
+            f"pace|{self.task}|{self.offer.gpu or ''}": self.pace,
+        }
+        return {key: float(value) for key, value in found.items() if value is not None}
+
+
+class Records:
+    """All reads and writes of it. Threads may share one."""
+
+    def __init__(self, store: Store) -> None:
+        self._engine = store.engine
+        made(store.engine, TABLES)
+
+    # Machines
+
+    def learn(self, lesson: Lesson) -> bool:
+        """Keep what a placement has shown; False where it was kept before."""
+        with self._engine.begin() as db:
+            note = insert_into(self._engine, learned).values(job=lesson.job, generation=lesson.generation)
+            if db.execute(note.on_conflict_do_nothing()).rowcount != 1:
+                return False
+            if (more := ran(lesson.offer, lesson.began, lesson.ended, lost=lesson.lost)) is not None:
+                self._add(db, *more)
+            for key, value in lesson.values().items():
+                self._measure(db, key, value)
+        return True
+
+    def _add(self, db: sa.Connection, scope: str, more: Seen) -> None:
+        insert = insert_into(self._engine, seen).values(
+            scope=scope, hours=more.hours, weekend=more.weekend, losses=more.losses
+        )
+        sums = {name: seen.c[name] + insert.excluded[name] for name in ("hours", "weekend", "losses")}
+        db.execute(insert.on_conflict_do_update(index_elements=["scope"], set_=sums))
+
+    def _measure(self, db: sa.Connection, key: str, value: float) -> None:
+        insert = insert_into(self._engine, measured).values(key=key, value=value, count=1)
+        before, count = measured.c.value, measured.c.count
+        weight = sa.case((count + 1 < LATEST, count + 1), else_=LATEST)
+        blended = before + (insert.excluded.value - before) / sa.cast(weight, sa.Float)
+        db.execute(insert.on_conflict_do_update(index_elements=["key"], set_={"value": blended, "count": count + 1}))
+
+    def experience(self) -> Experience:
+        """Hours and losses of spot machines, for their hazards."""
+        with self._engine.connect() as db:
+            rows = db.execute(sa.select(seen)).all()
+        return Experience({row.scope: Seen(row.hours, row.weekend, row.losses) for row in rows})
+
+    def measured(self, task: Task) -> Measured:
+        """What earlier jobs of a task have shown: of that name, and on the providers with its image."""
+        images = {f"restart|{{}}|{resources.image or ''}" for resources in task.resources}
+        name = task.name
+        wanted = sa.or_(
+            measured.c.key.startswith("restart|"),
+            measured.c.key.in_([f"checkpoint|{name}", f"save|{name}"]),
+            measured.c.key.startswith(f"pace|{name}|", autoescape=True),
+        )
+        with self._engine.connect() as db:
+            found = {row.key: row.value for row in db.execute(sa.select(measured).where(wanted))}
+        providers = {key.split("|")[1] for key in found if key.startswith("restart|")}
+        restarts = {
+            provider: next(
+                (found[key] for image in sorted(images) if (key := image.format(provider)) in found),
+                found.get(f"restart|{provider}", 0.0),
+            )
+            / 3600
+            for provider in providers
+        }
+        paces = {key.rsplit("|", 1)[1]: value for key, value in found.items() if key.startswith("pace|")}
+        size = found.get(f"checkpoint|{name}", 0.0) / 2**30
+        return Measured(restarts, size, found.get(f"save|{name}"), paces)
+
+    # Zones
+
+    def looked(
+        self, queries: Sequence[OfferQuery], offers: Iterable[Offer], at: float, *, answered: Collection[str] = ()
+    ) -> None:
+        """One look at the market. answered: providers whose whole answer to the queries this is: a known zone that
+        would fit and is not in it is down.
+
+        A look is written where something has changed, so that a month of them stays small.
+        """
+        up = {zone(o): o for o in offers if o.market is Market.SPOT}
+        with self._engine.begin() as db:
+            known = {row.zone: row for row in db.execute(sa.select(zones))}
+            for name, offer in up.items():
+                self._see(db, offer, known.get(name), at, up=True)
+            for name, row in known.items():
+                if name not in up and name.partition("/")[0] in answered:
+                    offer = Offer.from_json(row.offer)
+                    if any(within_infra(q.infra)(offer) and not misfit(offer, q) for q in queries):
+                        self._see(db, offer, row, at, up=False)
+            db.execute(sa.delete(looks).where(looks.c.at < at - KEPT))
+
+    def gone(self, offer: Offer, at: float) -> None:
+        """A machine there was refused, or taken back: the zone is down now, whatever its lists say."""
+        if offer.market is not Market.SPOT:
+            return
+        with self._engine.begin() as db:
+            row = db.execute(sa.select(zones).where(zones.c.zone == zone(offer))).first()
+            self._see(db, offer, row, at, up=False)
+
+    def _see(self, db: sa.Connection, offer: Offer, before: Any, at: float, *, up: bool) -> None:
+        name = zone(offer)
+        fresh = before is None or at - before.at > LOOKED_AWAY
+        if fresh or before.up != up:
+            row = insert_into(self._engine, looks).values(zone=name, at=at, up=up, fresh=fresh)
+            db.execute(row.on_conflict_do_update(index_elements=["zone", "at"], set_={"up": up}))
+        if up and (before is None or before.offer["price"] != offer.price):
+            point = insert_into(self._engine, prices).values(offer=offer.key, at=at, price=offer.price)
+            db.execute(point.on_conflict_do_nothing())
+        fields = {"up": up, "at": at, "offer": offer.to_json()}
+        insert = insert_into(self._engine, zones).values(zone=name, **fields)
+        db.execute(insert.on_conflict_do_update(index_elements=["zone"], set_=fields))
+
+    def sky(self, kinds: Iterable[tuple[str, str]], since: float, until: float) -> tuple[Sky, dict[str, float]]:
+        """What was seen of the zones that have machines of these kinds (provider, instance type), and their prices."""
+        wanted = set(kinds)
+        query = sa.select(looks).where(looks.c.at >= since, looks.c.at <= until).order_by(looks.c.at)
+        with self._engine.connect() as db:
+            rows = [row for row in db.execute(query) if _kind(row.zone) in wanted]
+            last = {row.zone: row.offer for row in db.execute(sa.select(zones)) if _kind(row.zone) in wanted}
+        sky, at, together = Sky(), None, {}
+        for row in rows:
+            if at is not None and row.at != at:
+                sky.see(at / 3600, together)
+                together = {}
+            if row.fresh:
+                sky.zones.pop(row.zone, None)
+            at, together[row.zone] = row.at, row.up
+        if at is not None:
+            sky.see(at / 3600, together)
+        return sky, {name: offer["price"] + offer["disk_price"] for name, offer in last.items()}
+
+    # Decisions
+
+    def decided(self, job: str, at: float, record: Mapping[str, Any]) -> None:
+        """Keep what a decision was made of and what it came to; of two at the same moment the first."""
+        packed = zlib.compress(json.dumps(record).encode())
+        with self._engine.begin() as db:
+            row = insert_into(self._engine, decisions).values(job=job, at=at, record=packed)
+            db.execute(row.on_conflict_do_nothing())
+
+    def decisions(self, job: str) -> list[dict[str, Any]]:
+        """The records of a job's decisions, oldest first."""
+        query = sa.select(decisions).where(decisions.c.job == job).order_by(decisions.c.at)
+        with self._engine.connect() as db:
+            return [json.loads(zlib.decompress(row.record)) for row in db.execute(query)]
+
+
+def _kind(name: str) -> tuple[str, str]:
+    provider, _, rest = name.partition("/")
+    return provider, rest.rsplit("/", 1)[-1]

@@ -1,0 +1,75 @@
+"""What a placement has shown, taken down when it has ended: `learn`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from broker import errors
+from broker.experience import Lesson
+from broker.home import JobKeys
+from broker.policy.work import Stay
+from broker.provider import Cause, LaunchRequest
+from broker.restore import read_manifest
+from broker.state import JobState, Retiring
+from broker.store import PlacementRow
+from broker.world import World
+
+TAKEN = ("notice", "moved", "preempted")
+
+
+def learn(state: JobState, entry: Retiring, world: World) -> None:
+    """Keep what the machine has shown. What cannot be read teaches nothing, and holds nothing up."""
+    row, job = world.store.placement(state.job, entry.generation), world.store.job(state.job)
+    starts = [
+        e.at for e in world.store.events(state.job, kinds=("first_step", "resumed")) if e.generation == row.generation
+    ]
+    offer = LaunchRequest.from_json(dict(row.request)).offer
+    lesson = Lesson(
+        job=row.job,
+        generation=row.generation,
+        offer=offer,
+        began=entry.held.launched_at,
+        ended=entry.gone_at or world.clock(),
+        lost=entry.why in TAKEN or entry.cause == Cause.PREEMPTED,
+        task=job.name,
+        image=row.request.get("container") or row.request.get("image") or "",
+        restart=_restart(row, starts),
+        checkpoint=_size(row, job.home, world),
+        save=_save(row.beat or {}),
+        pace=_pace(row),
+    )
+    with contextlib.suppress(SQLAlchemyError):
+        world.records.learn(lesson)
+
+
+def _restart(row: PlacementRow, starts: Sequence[float]) -> float | None:
+    """From the launch to the first step, or to the program's start where it reports none."""
+    first = min(starts, default=row.program_at)
+    return max(0.0, first - row.launched_at) if first is not None and row.launched_at is not None else None
+
+
+def _save(beat: Mapping[str, Any]) -> float | None:
+    timings = beat.get("timings") or {}
+    took = [timings[name] for name in ("save", "upload") if timings.get(name) is not None]
+    return float(sum(took)) if took else None
+
+
+def _pace(row: PlacementRow) -> float | None:
+    beat = row.beat or {}
+    told = beat.get("progress") or {}
+    return Stay(row.program_at, told.get("at"), beat.get("first_step"), told.get("step")).pace
+
+
+def _size(row: PlacementRow, url: str, world: World) -> int | None:
+    """Bytes of its newest snapshot."""
+    seq = (row.beat or {}).get("seq")
+    if not seq:
+        return None
+    try:
+        return read_manifest(world.home(url), JobKeys(row.job), row.generation, seq).size
+    except (errors.HomeError, FileNotFoundError):
+        return None

@@ -1,0 +1,205 @@
+"""What the policy is asked about a job: its wish, the work it has left, its deadline, and what was seen before.
+
+Reads what is written down; decides nothing. `wish_of` serves a task that is no job yet, `outlook_of` a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker import errors
+from broker.experience import Measured, Records
+from broker.home import JobKeys
+from broker.offer import Market, Offer
+from broker.policy import egress
+from broker.policy.cost import LOST, Prospect
+from broker.policy.decision import Wish
+from broker.policy.due import Due, moment, zone
+from broker.policy.hazard import Experience, hazard, model
+from broker.policy.memory import Memory
+from broker.policy.shape import misfit
+from broker.policy.timing import Choice, Refusals
+from broker.policy.work import UNKNOWN, Left, Stay, left
+from broker.restore import read_manifest
+from broker.state import JobState
+from broker.store import JobRow, PlacementRow
+from broker.task import Task
+from broker.world import World
+
+HISTORY = 14 * 86_400.0
+"""Seconds of a zone's past that are looked at: as long as the timing's benchmark gives."""
+STATE_FILE = "trainer_state.json"
+BIGGEST_STATE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """wish: what is asked for. experience: of machines taken back. left: the work ahead. due: the deadline, with what
+    is known of the market but for the spot zones, which `with_sky` adds. measured: what earlier jobs have shown."""
+
+    wish: Wish
+    experience: Experience = field(default_factory=Experience)
+    left: Left = UNKNOWN
+    due: Due | None = None
+    measured: Measured = field(default_factory=Measured)
+
+    def hazard(self, offer: Offer, at: float) -> float:
+        """Losses per hour that are expected of an offer."""
+        return hazard(offer, at=at, hours=self.left.hours or 0.0, experience=self.experience)
+
+
+def wish_of(task: Task) -> Wish:
+    """What the policy is asked for a task. Both markets are asked for, so that each can be compared to the other."""
+    markets = (Market.SPOT, Market.ON_DEMAND)
+    queries = tuple(resources.query(markets) for resources in task.resources)
+    return Wish(
+        queries=queries,
+        spot=task.spot,
+        max_price=task.max_price,
+        ordered=task.ordered,
+        prospect=prospect_of(task),
+        trust=task.readers,
+    )
+
+
+def prospect_of(task: Task) -> Prospect:
+    """The whole work of a task; with a machine half of what lies between two saves is lost, without any save all."""
+    hours = task.work.hours if task.work is not None else None
+    saves, speed = task.checkpoint, relative(task.speed, task.work.on if task.work is not None else None)
+    if saves is None:
+        return Prospect(hours, lost=hours / 2 if hours is not None else LOST, speed=speed)
+    return Prospect(hours, lost=saves.every / 2 / 3600 if saves.every is not None else LOST, speed=speed)
+
+
+def relative(speed: Mapping[str, float], on: str | None) -> dict[str, float]:
+    """Speeds by card, as times the card that the work's hours were measured on; that card is 1 where it has none."""
+    base = speed.get(on, speed.get(model(on))) if on else None
+    return {card: value / base for card, value in speed.items()} if base else dict(speed)
+
+
+def planned(task: Task, home: str, home_config: Mapping[str, str], records: Records | None, now: float) -> Outlook:
+    """For a task that is no job yet. records: what this installation has seen, None where it has seen nothing."""
+    measured = records.measured(task) if records is not None else Measured()
+    work = _left(task, (), None, measured)
+    due = Due(moment(task.deadline, now)) if task.deadline else None
+    wish = replace(wish_of(task), prospect=_prospect(task, work, measured, home, home_config, resumed=False))
+    return Outlook(wish, records.experience() if records else Experience(), work, due, measured)
+
+
+def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outlook:
+    """For a job as it stands."""
+    records = world.records
+    measured, rows = records.measured(task), world.store.placements(row.id)
+    stays = tuple(_stay(placement, state, world.clock()) for placement in rows if placement.program_at is not None)
+    work = _left(task, stays, None, measured)
+    if work.hours is None and stays:
+        work = _left(task, stays, _told_by_checkpoint(row, rows, world), measured)
+    home_config = world.config.home_config
+    prospect = _prospect(task, work, measured, row.home, home_config, resumed=bool(state.parents))
+    wish = replace(wish_of(task), prospect=prospect)
+    return Outlook(wish, records.experience(), work, _due(row, task, state), measured)
+
+
+def deadline_of(row: JobRow, task: Task) -> float | None:
+    """When a job's work must be done, seconds since the epoch: as fixed at its submission."""
+    if not task.deadline:
+        return None
+    fixed = (row.prepared or {}).get("deadline")
+    return float(fixed) if fixed is not None else moment(task.deadline, row.created_at)
+
+
+def _due(row: JobRow, task: Task, state: JobState) -> Due | None:
+    at = deadline_of(row, task)
+    if at is None:
+        return None
+    memory, live = Memory.from_json(state.memory), state.live
+    running = Choice.WAIT if live is None else Choice.SPOT if live.offer.endswith("/spot") else Choice.ON_DEMAND
+    refusals = Refusals(memory.asked_on_demand, memory.refused_on_demand)
+    return Due(at, refusals=refusals, running=running, began=bool(state.launched))
+
+
+def with_sky(due: Due, offers: Sequence[Offer], wish: Wish, records: Records | None, now: float, tick: float) -> Due:
+    """The deadline with what was seen of the spot zones that have such machines as these offers that fit.
+
+    tick: seconds until the market is looked at again.
+    """
+    due = replace(due, tick=tick / 3600, refusals=replace(due.refusals, every=tick / 3600))
+    kinds = {(o.provider, o.instance_type) for o in offers if any(not misfit(o, query) for query in wish.queries)}
+    up = {zone(o): o for o in offers if o.market is Market.SPOT and (o.provider, o.instance_type) in kinds}
+    if records is None:
+        due.sky.see(now / 3600, dict.fromkeys(up, True))
+        return due
+    sky, prices = records.sky(kinds, now - HISTORY, now)
+    seen = {name: name in up for name in {*sky.zones, *up}}
+    sky.see(now / 3600, seen)
+    return replace(due, sky=sky, prices={**prices, **{name: offer.hourly for name, offer in up.items()}})
+
+
+def _left(task: Task, stays: Sequence[Stay], checkpoint: tuple[int, int] | None, measured: Measured) -> Left:
+    work = task.work
+    return left(
+        work.hours if work else None,
+        work.steps if work else None,
+        on=(work.on or "") if work else "",
+        stays=stays,
+        checkpoint=checkpoint,
+        paces=measured.paces,
+    )
+
+
+def _prospect(
+    task: Task, work: Left, measured: Measured, home: str, home_config: Mapping[str, str], *, resumed: bool
+) -> Prospect:
+    base = prospect_of(task)
+    speed = relative(task.speed, work.on) if task.speed else relative(measured.paces, work.on or None)
+    return replace(
+        base,
+        hours=work.hours,
+        lost=base.lost if task.checkpoint is not None else max(base.lost, (work.hours or 0.0) / 2),
+        restarts=measured.restarts,
+        speed=speed,
+        checkpoint=measured.checkpoint,
+        egress=egress.by_place(home, home_config),
+        resumed=resumed,
+    )
+
+
+def _stay(row: PlacementRow, state: JobState, now: float) -> Stay:
+    beat: Mapping[str, Any] = row.beat or {}
+    told: Mapping[str, Any] = beat.get("progress") or {}
+    live = state.live is not None and state.live.generation == row.generation
+    return Stay(
+        began=row.program_at,
+        until=told.get("at") or (now if live else min(t for t in (row.noticed_at, row.ended_at, now) if t is not None)),
+        first=beat.get("first_step"),
+        step=told.get("step"),
+        total=told.get("total"),
+        saved=beat.get("manifest_step"),
+        card=row.request["offer"].get("gpu") or "",
+        live=live,
+    )
+
+
+def _told_by_checkpoint(row: JobRow, rows: Sequence[PlacementRow], world: World) -> tuple[int, int] | None:
+    """(step, all steps) as the newest snapshot's Hugging Face trainer has them; None where there is no such file.
+
+    transformers, `TrainerState`: `global_step` and `max_steps`.
+    """
+    keys = JobKeys(row.id)
+    for placement in reversed(rows):
+        seq = (placement.beat or {}).get("seq")
+        if not seq:
+            continue
+        try:
+            home = world.home(row.home)
+            files = read_manifest(home, keys, placement.generation, seq).files
+            found = [(path, file) for path, file in files.items() if path.rsplit("/", 1)[-1] == STATE_FILE]
+            states = [json.loads(home.get(keys.blob(f.sha256))) for _, f in found if f.size <= BIGGEST_STATE]
+            steps = [(int(s["global_step"]), int(s["max_steps"])) for s in states]
+        except (errors.HomeError, FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        return max((pair for pair in steps if pair[1] > 0), default=None)
+    return None

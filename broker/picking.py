@@ -1,0 +1,224 @@
+"""The phase `pick`: decide on an offer and freeze the whole request, durably, before anything is sent.
+
+A job without a machine takes what the policy says, waits, or ends where nothing will do. A job with one that heads for
+a better machine (`broker.weighing`) keeps it unless the better one can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker.offer import Market
+from broker.outlook import Outlook, outlook_of, with_sky
+from broker.placement import Terms, freeze
+from broker.policy import record
+from broker.policy.bid import bid
+from broker.policy.budget import Bill, Purse, month
+from broker.policy.decision import Decision, money
+from broker.policy.memory import Memory
+from broker.provider import LaunchRequest
+from broker.purse import first_end, least, purses
+from broker.state import JobState, Outcome
+from broker.store import JobRow, OverBudget, PlacementRow
+from broker.task import Task
+from broker.world import World
+
+ASKED_AGAIN = 4
+WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
+LOSSES = {
+    "notice": "a notice",
+    "moved": "a notice",
+    "boot": "a failed boot",
+    "silence": "silence",
+    "lost": "a lost machine",
+}
+
+
+def pick(state: JobState, world: World) -> JobState:
+    """The next placement of a job, or what is to be done instead."""
+    row = world.store.job(state.job)
+    if row.stopping:
+        outcome = state.outcome or Outcome("stopped", 103, "stopped by its user")
+        if state.live is not None:
+            return _stay(state, world)
+        return state.to("retire" if state.retiring else "account", outcome=outcome)
+    task = Task.from_json(row.task)
+    state = mourn(state, world)
+    outlook = outlook_of(row, task, state, world)
+    if (late := _too_late(state, outlook, world)) is not None:
+        return late
+    outlook, decision = decided(state, outlook, world, heading=state.heading if state.live is not None else None)
+    if decision.offer is None:
+        return _stay(state, world) if state.live is not None else _nothing(state, decision, world)
+    state = replace(state, spotless=decision.spotless)
+    return _frozen(state, row, task, decision, outlook, world)
+
+
+def decided(
+    state: JobState, outlook: Outlook, world: World, *, heading: str | None = None, weighing: bool = False
+) -> tuple[Outlook, Decision]:
+    """Ask the market and the policy, and keep the record of it. Returns the outlook with the market's zones in it.
+
+    heading: as in `JobState`. weighing: for a job that runs, which holds out for nothing.
+    """
+    book, now = world.market.offers(outlook.wish.queries), world.clock()
+    # Where all money is simulated, time is too.
+    limits = world.limits(simulated=all(offer.simulated for offer in book.offers))
+    if outlook.due is not None:
+        due = with_sky(outlook.due, book.offers, outlook.wish, world.records, now, limits.weigh)
+        outlook = replace(outlook, due=due)
+    had = any(row.market == Market.SPOT for row in world.store.placements(state.job))
+    inputs = record.Inputs(
+        offers=book.offers,
+        wish=outlook.wish,
+        memory=Memory.from_json(state.memory),
+        now=now,
+        failures=book.failures,
+        experience=outlook.experience,
+        due=outlook.due,
+        patience=None if weighing else record.Patience(limits.fallback, limits.weigh, state.spotless, had),
+        heading=heading,
+    )
+    decision = record.decide(inputs)
+    world.records.decided(state.job, now, record.to_json(inputs, decision))
+    return outlook, decision
+
+
+def _stay(state: JobState, world: World) -> JobState:
+    """Nothing better is to be had: the machine that runs goes on."""
+    assert state.live is not None
+    again = world.clock() + world.limits(simulated=state.live.simulated).weigh
+    return state.to("watch", heading=None, weigh_at=again, not_before=None, then="pick", tries=0)
+
+
+def _too_late(state: JobState, outlook: Outlook, world: World) -> JobState | None:
+    """A deadline that has passed ends the job; one whose work is unknown is refused."""
+    due = outlook.due
+    if due is None:
+        return None
+    if world.clock() >= due.at and state.live is None:
+        outcome = Outcome("limit", 104, "deadline reached; the newest snapshot is safe")
+        return state.to("retire" if state.retiring else "account", outcome=outcome)
+    if outlook.left.hours is None and not state.launched:
+        why = "a deadline needs to know how much work there is"
+        outcome = Outcome("error", 78, why, "add `work: {hours: 6}` to the task, or leave deadline out")
+        return state.to("account", outcome=outcome)
+    return None
+
+
+def mourn(state: JobState, world: World) -> JobState:
+    """Remember the offer that took its machine back or never started it, so that this pick looks elsewhere."""
+    if state.lost is None:
+        return state
+    generation, why = state.lost
+    request = LaunchRequest.from_json(dict(world.store.placement(state.job, generation).request))
+    now = world.clock()
+    memory = Memory.from_json(state.memory).lost(request.offer, LOSSES.get(why, "preemption"), now)
+    if why in ("notice", "moved", "preempted"):
+        world.records.gone(request.offer, now)
+    return replace(state, memory=memory.to_json(), lost=None)
+
+
+def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
+    """Nothing fits now: the end for a job that never had a machine, else wait and ask again.
+
+    A provider that did not answer may have had something, so the end waits for a few more answers.
+    """
+    text = "; ".join(decision.reasons) or "nothing to be had"
+    final = not decision.unasked or state.waits >= ASKED_AGAIN
+    if not decision.waits and not state.launched and not state.retiring and final:
+        fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
+        return state.to("account", outcome=Outcome("unavailable", 75, text, fix))
+    now = world.clock()
+    first = WAIT_FIRST if state.launched else 1.0
+    wait = min(first * 2.0 ** min(state.waits, 10), WAIT_LONGEST)
+    at = now + wait if decision.next_try is None else min(now + wait, max(now + 1.0, decision.next_try))
+    if decision.waits and decision.next_try is not None:
+        at = decision.next_try
+    world.store.event(
+        state.job,
+        "nothing",
+        f"waiting {at - now:.0f} s for an offer: {text}",
+        generation=state.generation,
+        once=f"{state.generation} {decision.timing.why}" if decision.timing else None,
+    )
+    waits = 0 if decision.waits else state.waits + 1
+    return state.to("watch", not_before=at, then="pick", waits=waits, spotless=decision.spotless)
+
+
+def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outlook: Outlook, world: World) -> JobState:
+    """The request of the next generation, on disk; or the end where no money is left for it."""
+    offer, generation, now = decision.offer, state.generation + 1, world.clock()
+    assert offer is not None
+    limiting = purses(task, state, world, simulated=offer.simulated, but=generation)
+    end = first_end(limiting, offer.hourly, now)
+    if end is not None and end[0] - now < least(world, simulated=offer.simulated):
+        return _spent(state, limiting, end[1], world)
+    terms = _terms(decision, outlook, end, now)
+    resources = task.resources[decision.alternative]
+    request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world, terms)
+    intent = PlacementRow(
+        job=row.id,
+        generation=generation,
+        status="intent",
+        request=request.to_json(),
+        reasons=list(decision.reasons),
+        picked_at=request.frozen_at,
+    )
+    try:
+        stands = world.store.intend(intent, **_guard(limiting, state, request, now))
+    except OverBudget:
+        return state.to("pick")
+    if generation == 1:
+        world.store.update_job(row.id, plan=decision.to_json())
+    where = LaunchRequest.from_json(dict(stands.request)).offer.where
+    world.store.event(
+        row.id,
+        "picked",
+        f"picked {where}: {decision.reasons[0]}",
+        generation=generation,
+        once="",
+        at=request.frozen_at,
+        reasons=list(decision.reasons),
+        decided_at=now,
+    )
+    return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
+
+
+def _terms(decision: Decision, outlook: Outlook, end: tuple[float, str] | None, now: float) -> Terms:
+    best, due = decision.ranked[0], outlook.due
+    ends = [end] if end is not None else []
+    ends += [(due.at, "deadline")] if due is not None else []
+    hazard = best.finish.hazard if best.finish is not None else outlook.hazard(best.offer, now)
+    return Terms(tuple(ends), bid(decision, outlook.wish, hazard), hazard, outlook.measured.save)
+
+
+def _guard(limiting: list[Purse], state: JobState, request: LaunchRequest, now: float) -> dict[str, Any]:
+    """What makes sure that no two jobs spend the same dollar of the month."""
+    monthly = next((purse for purse in limiting if purse.name == "monthly_budget"), None)
+    if monthly is None:
+        return {}
+    mine = Bill(request.offer.hourly, now, request.end_by)
+
+    def fits(bills: Mapping[tuple[str, int], Bill]) -> bool:
+        others = tuple(bill for key, bill in bills.items() if key[0] != state.job)
+        return replace(monthly, bills=(*others, *monthly.own, mine)).left(now) >= 0
+
+    return {"fits": fits, "since": month(now)}
+
+
+def _spent(state: JobState, limiting: list[Purse], name: str, world: World) -> JobState:
+    """No money is left for another machine."""
+    now = world.clock()
+    if state.live is not None:
+        return _stay(state, world)
+    purse = next(purse for purse in limiting if purse.name == name)
+    if state.retiring:
+        # What they may still cost comes back as they end.
+        return state.to("watch", not_before=now + 1.0, then="pick")
+    spent, claimed = purse.spent(now), purse.committed(now)
+    text = f"{name} of {money(purse.limit)} USD reached: {money(spent)} spent"
+    text += f", {money(claimed)} committed to machines that run" if claimed else ""
+    return state.to("account", outcome=Outcome("limit", 104, f"{text}; the newest snapshot is safe"))

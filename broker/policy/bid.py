@@ -1,0 +1,68 @@
+"""What to bid where machines go to who pays more: up to where moving elsewhere would be cheaper. Pure.
+
+A bid is a limit, not a price: on Vast, AWS, Azure and RunPod the going price is charged as long as it lies below. So a
+higher bid costs nothing until the price rises, and saves a move when it does. Two things bound it: the price at which
+finishing on the next best offer, the move to it included, would cost less; and the same machine on demand, above which
+nobody should pay for one that can be taken back.
+
+Money is USD per hour of the whole machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.offer import Market
+from broker.policy.cost import RESTART, Prospect
+from broker.policy.decision import Candidate, Decision, Wish
+
+HEADROOM = 2.0
+"""Times the present price, where there is nothing to compare with."""
+HORIZON = 4.0
+"""Hours over which a move is written off where the work left is not known."""
+WORTH_RAISING = 0.02
+"""A raise by less, as a share of the bid, changes nothing."""
+
+
+def bid(decision: Decision, wish: Wish, hazard: float) -> float | None:
+    """The bid for the chosen offer; None on demand. hazard: losses per hour that are expected of it."""
+    if decision.offer is None or decision.offer.market is not Market.SPOT:
+        return None
+    return limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard)
+
+
+def limit(
+    chosen: Candidate, others: Sequence[Candidate], prospect: Prospect | None, hazard: float, *, running: bool = False
+) -> float:
+    """The highest price at which staying is no dearer than moving, never below the present one's floor.
+
+    running: the machine is there already, so that only the move away counts.
+    """
+    work = prospect.hours if prospect is not None and prospect.hours else HORIZON
+    restart = prospect.restart(chosen.offer) if prospect is not None else RESTART
+    lost = prospect.lost if prospect is not None else 0.0
+    pace = prospect.speed_of(chosen.offer) if prospect is not None else 1.0
+    stay_hours = (work / pace) * (1 + hazard * (lost + restart)) + (0.0 if running else restart)
+    bounds = [moved(other, work, prospect, restart) / stay_hours for other in others[:50] if other is not chosen]
+    on_demand = chosen.on_demand
+    bounds += [on_demand] if on_demand is not None else []
+    bounds += [] if bounds else [HEADROOM * chosen.cost]
+    highest = max(chosen.cost, min(bounds))
+    return min(highest, on_demand) if on_demand is not None else highest
+
+
+def moved(other: Candidate, work: float, prospect: Prospect | None, restart: float) -> float:
+    """USD to finish on another offer after a move to it."""
+    if other.finish is not None and prospect is not None and prospect.hours:
+        return other.finish.total
+    return other.cost * (work + restart)
+
+
+def raised(standing: float, highest: float, floor: float) -> float | None:
+    """The new bid for a running machine whose price nears what was bid; None where it stays or the machine is left.
+
+    standing: what is bid now. highest: `limit` now. floor: what the machine goes for now.
+    """
+    if floor <= standing * (1 - WORTH_RAISING) or highest <= standing * (1 + WORTH_RAISING):
+        return None
+    return highest if highest >= floor else None

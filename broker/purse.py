@@ -1,0 +1,98 @@
+"""The budgets that a job's machines count against, read from what is written down: `purses`.
+
+`budget` is the task's, over all of its machines; `monthly_budget` the installation's, over all of its jobs in a
+calendar month (UTC). Simulated money counts against simulated money only. How a machine is billed and committed is in
+`broker.policy.budget`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker.policy.budget import Bill, Purse, ends, month
+from broker.state import Held, JobState, Retiring
+from broker.store import PlacementRow
+from broker.task import Task
+from broker.world import World
+
+LIMITS = ("budget", "monthly_budget")
+LEAST_GAIN = 1.0
+"""Seconds by which an end is moved at the least."""
+LEAST_BEATS = 3
+"""A machine that must end before it could give so many beats is not worth renting."""
+
+
+def purses(task: Task, state: JobState, world: World, *, simulated: bool, but: int | None = None) -> list[Purse]:
+    """What limits a machine of this job. but: a generation of it that is left out, being about to be reckoned anew."""
+    monthly = world.config.monthly_budget
+    if task.budget is None and monthly is None:
+        return []
+    own = {
+        (state.job, row.generation): bill
+        for row in world.store.placements(state.job)
+        if row.generation != but and _simulated(row) is simulated and (bill := _own(row, state)) is not None
+    }
+    found = []
+    if task.budget is not None:
+        found.append(Purse("budget", task.budget, tuple(own.values())))
+    if monthly is not None:
+        start = month(world.clock())
+        others = {key: b for key, b in world.store.bills(start, simulated=simulated).items() if key[0] != state.job}
+        found.append(Purse("monthly_budget", monthly, (*others.values(), *own.values()), start, tuple(own.values())))
+    return found
+
+
+def first_end(found: Sequence[Purse], hourly: float, now: float) -> tuple[float, str] | None:
+    """When the budgets end a machine at that price, and which of them does; None without one."""
+    return min(ends(found, hourly, now), default=None)
+
+
+def extended(state: JobState, task: Task, world: World) -> JobState:
+    """The state with its live machine's end moved to what the budgets allow now; never to an earlier moment.
+
+    What was held back for machines that have ended since, or for a price that has not risen, is its to use.
+    """
+    held, now = state.live, world.clock()
+    if held is None or held.latest is None or held.end_why not in LIMITS:
+        return state
+    limiting = purses(task, state, world, simulated=held.simulated, but=held.generation)
+    spent = [replace(p, bills=(*p.bills, Bill(held.hourly, held.launched_at, now, over=True))) for p in limiting]
+    end = first_end(spent, max(held.hourly, held.bid or 0.0), now)
+    end_by, end_why = min((held.latest, "max_hours"), *([end] if end is not None else []))
+    if end_by <= held.end_by + LEAST_GAIN:
+        return state
+    return replace(state, live=replace(held, end_by=end_by, end_why=end_why))
+
+
+def least(world: World, *, simulated: bool) -> float:
+    """Seconds below which a machine's time is not worth its launch."""
+    return LEAST_BEATS * world.limits(simulated=simulated).beat
+
+
+def _simulated(row: PlacementRow) -> bool:
+    return bool(row.request["offer"].get("simulated"))
+
+
+def _own(row: PlacementRow, state: JobState) -> Bill | None:
+    """One machine of the job as its state has it; None for a placement that got none."""
+    if row.status == "closed":
+        return None
+    retiring = next((entry for entry in state.retiring if entry.generation == row.generation), None)
+    if retiring is not None:
+        return _leaving(retiring)
+    if state.live is not None and state.live.generation == row.generation:
+        held = state.live
+        return Bill(held.hourly, held.launched_at, held.end_by, most=held.bid)
+    if row.ended_at is not None:
+        return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True)
+    offer = row.request["offer"]
+    return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.request["end_by"])
+
+
+def _leaving(entry: Retiring) -> Bill:
+    held: Held = entry.held
+    if entry.gone_at is not None:
+        return Bill(held.hourly, held.launched_at, entry.gone_at, over=True)
+    until = entry.end_by if entry.terminated_at is None else entry.terminated_at
+    return Bill(held.hourly, held.launched_at, until, most=held.bid)

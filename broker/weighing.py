@@ -1,0 +1,153 @@
+"""The phase `weigh`: a job that runs looks at the market again, and moves of its own accord where that pays.
+
+From on-demand back to spot, when what is saved is worth the move; to no machine at all, where a deadline leaves time to
+wait for spot; or nowhere, with a higher bid, where that is cheaper than to be outbid. Money that budgets held back for
+machines which have ended since goes to the one that runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from broker import errors
+from broker.offer import Market, Offer
+from broker.outlook import Outlook, outlook_of
+from broker.picking import decided, mourn
+from broker.policy.bid import limit, raised
+from broker.policy.decision import Candidate, Decision, money
+from broker.policy.timing import Choice
+from broker.provider import ChangesBid, Instance, LaunchRequest, State
+from broker.purse import extended
+from broker.reaction import Limits, Seen, leave
+from broker.state import Held, JobState
+from broker.task import Task
+from broker.world import World
+
+WORTH = 0.9
+"""A move is made where finishing after it costs at most so much of finishing here: prices and hazards are estimates."""
+LEAST_HORIZON = 1.0
+"""Hours of work that are taken to be left, at the least, where nothing tells: else as many as the job has run."""
+
+
+def wants_weighing(task: Task, held: Held, world: World) -> bool:
+    """Is there anything that a look at the market could change for a job on this machine?"""
+    on_demand = not held.offer.endswith(f"/{Market.SPOT}")
+    limited = task.budget is not None or world.config.monthly_budget is not None
+    return (on_demand and task.spot == "auto") or limited or _changes_bids(held, world)
+
+
+def weigh(state: JobState, world: World) -> JobState:
+    """Look at the market for a job that runs: stay, bid more, move, or leave."""
+    row, live = world.store.job(state.job), state.live
+    if live is None or state.outcome is not None or row.stopping:
+        return state.to("watch", weigh_at=None)
+    task = Task.from_json(row.task)
+    state = extended(mourn(state, world), task, world)
+    again = world.clock() + world.limits(simulated=live.simulated).weigh
+    stay = state.to("watch", weigh_at=again)
+    spot = live.offer.endswith(f"/{Market.SPOT}")
+    if spot and not _changes_bids(live, world):
+        return stay
+    outlook = _reckonable(outlook_of(row, task, state, world), state, world)
+    outlook, decision = decided(state, outlook, world, weighing=True)
+    if spot:
+        return _bid(stay, live, decision, outlook, world)
+    if task.spot != "auto":
+        return stay
+    return _better(stay, live, decision, outlook, world)
+
+
+def _reckonable(outlook: Outlook, state: JobState, world: World) -> Outlook:
+    """With hours of work to weigh by, where the task does not say: what has run so long goes on as long."""
+    prospect = outlook.wish.prospect
+    if prospect is None or prospect.hours is not None:
+        return outlook
+    now, rows = world.clock(), world.store.placements(state.job)
+    ran = sum((row.ended_at or now) - row.program_at for row in rows if row.program_at is not None) / 3600
+    hours = max(LEAST_HORIZON, ran)
+    return replace(outlook, wish=replace(outlook.wish, prospect=replace(prospect, hours=hours)), due=None)
+
+
+def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, world: World) -> JobState:
+    """Go back to spot, or off the machine, where that is cheaper."""
+    if decision.timing is not None:
+        if decision.timing.choice is Choice.WAIT:
+            _say(stay, world, f"leaves {live.where}: {decision.timing.reason}")
+            return leave(replace(stay, weigh_at=None), Seen(world.clock()), _limits(world))
+        if decision.timing.choice is Choice.SPOT and decision.offer is not None:
+            _say(stay, world, f"goes back to spot in {decision.offer.where}: {decision.timing.reason}")
+            return stay.to("pick", heading=decision.offer.key)
+        return stay
+    spots = [c for c in decision.ranked if c.offer.market is Market.SPOT and c.finish is not None]
+    prospect = outlook.wish.prospect
+    if not spots or prospect is None or prospect.hours is None:
+        return stay
+    here = prospect.hours / prospect.speed_of(_offer(stay, world)) * live.hourly
+    best = spots[0]
+    assert best.finish is not None
+    if best.finish.total > WORTH * here:
+        return stay
+    text = f"goes back to spot in {best.offer.where}: {money(best.finish.total)} to finish there, {money(here)} here"
+    _say(stay, world, text)
+    return stay.to("pick", heading=best.offer.key)
+
+
+def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, world: World) -> JobState:
+    """Bid more for the machine that runs, where its price nears the bid and staying is still the cheapest."""
+    mine = next((c for c in decision.ranked if c.offer.key == live.offer), None)
+    if mine is None or live.bid is None:
+        return stay
+    hazard = mine.finish.hazard if mine.finish is not None else outlook.hazard(mine.offer, world.clock())
+    others = [c for c in decision.ranked if c is not mine]
+    new = raised(live.bid, limit(mine, others, outlook.wish.prospect, hazard, running=True), _floor(mine))
+    if new is None:
+        return stay
+    try:
+        cast("ChangesBid", world.provider(live.provider)).change_bid(_instance(live), new)
+    except errors.ProviderError as error:
+        world.store.event(
+            stay.job, "warning", f"{live.provider} did not take a higher bid: {error}", generation=live.generation
+        )
+        return stay
+    _say(stay, world, f"bids {money(new)} instead of {money(live.bid)} for {live.where}: a move would cost more")
+    return replace(stay, live=replace(live, bid=new))
+
+
+def _floor(candidate: Candidate) -> float:
+    """What the machine goes for now, USD per hour."""
+    return max(candidate.cost, float(candidate.offer.extra.get("bid_floor", 0.0)))
+
+
+def _changes_bids(held: Held, world: World) -> bool:
+    return held.bid is not None and isinstance(world.provider(held.provider), ChangesBid)
+
+
+def _offer(state: JobState, world: World) -> Offer:
+    assert state.live is not None
+    request: dict[str, Any] = dict(world.store.placement(state.job, state.live.generation).request)
+    return LaunchRequest.from_json(request).offer
+
+
+def _instance(held: Held) -> Instance:
+    provider, region, zone, kind, market = held.offer.split("/")
+    return Instance(
+        provider=provider,
+        id=held.instance,
+        state=State.RUNNING,
+        market=Market(market),
+        hourly=held.hourly,
+        tags={},
+        region=region,
+        zone=zone,
+        instance_type=kind,
+    )
+
+
+def _limits(world: World) -> Limits:
+    return Limits(grace=world.limits(simulated=False).grace)
+
+
+def _say(state: JobState, world: World, text: str) -> None:
+    assert state.live is not None
+    world.store.event(state.job, "weighed", text, generation=state.live.generation)
