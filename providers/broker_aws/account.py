@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ class Account:
                 import botocore.session
 
                 core = botocore.session.Session(profile=self.profile or None)
+                core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
                 if not _on_ec2():
                     # Elsewhere nobody answers at that address, or somebody who should not be asked.
                     core.get_component("credential_provider").remove("iam-role")
@@ -94,6 +96,14 @@ class Account:
             else:
                 raise error
         return answers, failures
+
+
+@lru_cache(maxsize=4)
+def _loader(data_path: str | None) -> Any:
+    """What reads the SDK's descriptions of its services, which are large: once per process, not per session."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 def _on_ec2() -> bool:

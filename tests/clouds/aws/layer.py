@@ -58,7 +58,9 @@ class Layer:
         told = self._fault(request)
         if told is not None:
             return told
-        if request.service == "ec2" and request.region not in self.world.enabled:
+        # The first of all regions can be left out of an account's list here, but always answers for it.
+        home = request.action == "DescribeRegions" and request.region == "us-east-1"
+        if request.service == "ec2" and request.region not in self.world.enabled and not home:
             return ec2_error("AuthFailure", "AWS was not able to validate the provided access credentials", 401)
         if request.action in LAUNCHES:
             return LAUNCHES[request.action](self.world, self.moto, request)
