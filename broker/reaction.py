@@ -90,13 +90,17 @@ class Seen:
         return max(seq if isinstance(seq, int) else 0 for seq in found)
 
     def over(self, generation: int) -> tuple[float, Cause | None] | None:
-        """When and why the provider says this instance has ended; None while it has not, or nobody knows."""
+        """When and why the provider says this instance has ended; None while it has not, or nobody knows.
+
+        One that was stopped for a known cause has ended too: its program has, and its disk goes once it is terminated.
+        """
         if generation not in self.instances:
             return None
         instance = self.instances[generation]
         if instance is None:
             return self.now, None
-        if instance.state is State.TERMINATED:
+        stopped = instance.state is State.STOPPED and instance.cause is not None
+        if stopped or instance.state is State.TERMINATED:
             return instance.ended_at or self.now, instance.cause
         return None
 
