@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import checking, estimating, jobs, offers, rehearsal, running, service
+from broker.cli import checking, costing, estimating, jobs, moving, offers, rehearsal, running, service
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
 app = typer.Typer(
@@ -49,6 +49,8 @@ for register, names in (
     (rehearsal, ("rehearse",)),
     (running, ("run", "resume")),
     (jobs, ("ps", "show", "logs", "wait", "pull", "stop")),
+    (moving, ("migrate",)),
+    (costing, ("cost",)),
     (service, ("up", "tick")),
     (checking, ("check",)),
 ):

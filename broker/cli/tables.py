@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from broker.coverage import FieldReport
     from broker.job import Job, Plan
+    from broker.ledger import Line
     from broker.policy.decision import Candidate
 
 WIDE = 90
@@ -245,6 +246,27 @@ def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
             row["id"], status, place, *hourly, money(row["spent"]), *([str(row["moves"])] if moves else ()),
             progress(row["step"], row["total"]), age(row["age"]),
         )  # fmt: skip
+    return made
+
+
+def costs_table(lines: Sequence[Line], by: str) -> Table:
+    """The ledger with its sums; simulated money never adds to real."""
+    from broker.ledger import total
+
+    made = table(by.upper(), "SPENT", "ON DEMAND", "SAVED", "HOURS", "MACHINES", right=("HOURS", "MACHINES"))
+    sums = [
+        total(lines, simulated=simulated)
+        for simulated in (False, True)
+        if sum(line.simulated is simulated for line in lines) > 1
+    ]
+    for line in (*lines, *sums):
+        usual, saved = "–", "–"
+        if line.on_demand is not None and line.saved is not None:
+            usual = money(line.on_demand)
+            share = f" ({line.saved / line.on_demand:.0%})" if line.on_demand > 0 else ""
+            saved = f"{'-' if line.saved < 0 else ''}{money(abs(line.saved))}{share}"
+        hours = f"{line.hours:.2f}" if line.hours >= 0.01 else "< 0.01"
+        made.add_row(line.what, money(line.spent, simulated=line.simulated), usual, saved, hours, str(line.machines))
     return made
 
 
