@@ -34,8 +34,8 @@ def hierarchies() -> tuple[tuple[str, str, str], ...]:
 def missing() -> str:
     """Why there can be no groups here; empty where there can."""
     names = {name for name, _, _ in hierarchies()}
-    if not {"memory", "devices"} <= names:
-        return "machines need control groups of version 1, memory and devices among them"
+    if not {"memory", "devices", "pids"} <= names:
+        return "machines need control groups of version 1, memory, devices and pids among them"
     if not os.access(TOP / "memory", os.W_OK) or os.statvfs(TOP / "memory").f_flag & os.ST_RDONLY:
         return "machines need control groups that can be written"
     return ""

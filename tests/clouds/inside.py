@@ -17,6 +17,7 @@ import shutil
 import signal
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,10 +25,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP = 1, 24
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
-CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x20000000, 0x40000000, 0x80
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1 << 5, 1 << 12, 1 << 14, 1 << 18
 MNT_DETACH = 2
+CLOCKS = (("monotonic", time.CLOCK_MONOTONIC), ("boottime", time.CLOCK_BOOTTIME))
 
 # docker's: chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod
 # audit_write setfcap. A machine of its own has all that cannot reach the kernel it shares with this computer:
@@ -145,6 +147,7 @@ def first(spec: dict[str, Any], ready: int) -> NoReturn:
     devices(top)
     kernel(spec, top)
     if spec["vm"]:
+        mount(spec["boot_id"], "proc/sys/kernel/random/boot_id", "", MS_BIND)
         mount("run", "run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
         mount("tmp", "tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     for source, target, read_only in spec["binds"]:
@@ -167,6 +170,14 @@ def reported(child: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
+def zero_uptime() -> None:
+    """A virtual machine's clocks count from its own boot: those of the next process that is forked here."""
+    if Path("/proc/self/ns/time").exists():
+        checked(libc.unshare(CLONE_NEWTIME), "unshare")
+        offsets = [f"{name} -{int(time.clock_gettime(clock))} 0" for name, clock in CLOCKS]
+        Path("/proc/self/timens_offsets").write_text("\n".join(offsets))
+
+
 def boot(spec: dict[str, Any]) -> NoReturn:
     ready = spec["ready"]
     os.set_inheritable(ready, False)
@@ -175,6 +186,8 @@ def boot(spec: dict[str, Any]) -> NoReturn:
     for number in (1, 2):
         os.dup2(console, number)
     checked(libc.unshare(CLONE_NEWPID), "unshare")
+    if spec["vm"]:
+        zero_uptime()
     child = os.fork()
     if child == 0:
         die_with_parent()
@@ -194,6 +207,8 @@ def enter(spec: dict[str, Any]) -> NoReturn:
     join_groups(spec)
     target = os.pidfd_open(spec["pid1"])
     kinds = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP | CLONE_NEWPID | CLONE_NEWNET
+    if Path("/proc/self/ns/time").exists():
+        kinds |= CLONE_NEWTIME
     checked(libc.setns(target, kinds), "setns")
     os.close(target)
     os.chdir("/root")

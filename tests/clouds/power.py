@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,8 +58,11 @@ class Power:
 
     def _boot(self, new: bool) -> int:
         reader, writer = os.pipe()
+        boot_id = self._plan.disk / "boot_id"
+        boot_id.write_text(f"{uuid.uuid4()}\n")
         spec = {
             **self._plan.spec,
+            "boot_id": str(boot_id),
             "files": self._plan.spec["files"] if new else [],
             "groups": self._groups,
             "network": self.link.namespace,

@@ -209,12 +209,16 @@ class TestVm:
         assert vm.run("grep", "-c", "user data done", "/var/log/cloud-init-output.log").stdout == "1\n"
         assert vm.run("systemctl", "is-enabled", "mine").stdout == "enabled\n"
         assert vm.run("systemctl", "is-active", "mine").returncode == 3
+        seen = {vm.run("cat", "/proc/sys/kernel/random/boot_id").stdout}
         for boots in (1, 2):
             vm.reboot()
+            assert float(vm.run("cat", "/proc/uptime").stdout.split()[0]) < 10.0
+            seen.add(vm.run("cat", "/proc/sys/kernel/random/boot_id").stdout)
             assert logged(vm, "unit in /var/log green round very large", boots)
         assert vm.run("systemctl", "is-active", "mine").stdout == "active\n"
         assert vm.run("ls", "/tmp", "/run/volatile", "/var/lib/lasting").stdout.split() == ["/var/lib/lasting", "/tmp:"]
         assert vm.log().count("user data as") == 1
+        assert len(seen) == 3
 
     def test_ends_by_itself(self, machines: Machines) -> None:
         vm = machines.vm("v-1", user_data=UNIT + b"systemctl start mine\n")
@@ -235,11 +239,19 @@ class TestVm:
         assert vm.log().count("unit told") == 2
 
     def test_stop_shuts_down_in_order(self, machines: Machines) -> None:
-        vm = machines.vm("v-1", user_data=UNIT + b"systemctl start mine\n")
+        program = b"trap 'echo child told' TERM; echo child up; while :; do sleep 0.05; done"
+        unit = UNIT.replace(b'echo "unit in', b'sh /child & echo "unit in').replace(
+            b"[Install]", b"KillMode=mixed\n[Install]"
+        )
+        vm = machines.vm(
+            "v-1", user_data=b'#!/bin/sh\necho "' + program + b'" >/child\n' + unit + b"systemctl start mine\n"
+        )
         assert logged(vm, "unit in")
+        assert logged(vm, "child up")
         vm.stop(60.0)
         assert wait_for(lambda: not vm.alive(), 10.0)
         assert "unit told" in vm.log()
+        assert "child told" not in vm.log()
         assert (vm.exit_code(), vm.ended_itself) == (0, False)
 
     def test_systemctl_restarts_and_stops(self, machines: Machines) -> None:

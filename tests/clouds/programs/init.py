@@ -25,7 +25,9 @@ WANTED = UNITS[0] / "multi-user.target.wants"
 CLOUD = Path("/var/lib/cloud/instance")
 OUTPUT = "/var/log/cloud-init-output.log"
 SOCKET = "/run/init.socket"
+GROUPS = [place for place in (Path("/sys/fs/cgroup") / name for name in ("systemd", "pids")) if place.is_dir()]
 STOP_LIMIT = 90.0  # systemd's DefaultTimeoutStopSec
+LAST_LIMIT = 10.0  # for what is no unit's, containers above all; docker's
 NOT_STARTED = 203  # systemd's code for a command that could not be executed
 REBOOT = 113  # the exit code after which the machine is booted again
 POWER_BUTTON, RESTART_BUTTON = signal.SIGRTMIN + 4, signal.SIGRTMIN + 5  # as systemd has them
@@ -35,12 +37,14 @@ def say(text: str) -> None:
     print(f"init: {text}", file=sys.stderr, flush=True)
 
 
-def spawn(command: list[str], env: dict[str, str], folder: str = "/") -> int:
-    """Start a program in a session of its own, its output on the console."""
+def spawn(command: list[str], env: dict[str, str], group: Path, folder: str = "/") -> int:
+    """Start a program in a session and a control group of its own, its output on the console."""
+    group.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child == 0:
         try:
             os.setsid()
+            (group / "cgroup.procs").write_text("0")
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             os.chdir(folder)
@@ -51,11 +55,18 @@ def spawn(command: list[str], env: dict[str, str], folder: str = "/") -> int:
     return child
 
 
+def seconds(text: str) -> float:
+    """systemd's time spans, as far as one number goes. Raises ValueError."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return float(number) * {"": 1, "s": 1, "sec": 1, "ms": 0.001, "m": 60, "min": 60, "h": 3600}[text[len(number) :]]
+
+
 class Unit:
     """A service: what its file says, and how it stands."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.group = GROUPS[0] / "system.slice" / name
         self.pid = 0
         self.state = "inactive"
         self.again_at = 0.0  # when it is started again, by the monotonic clock
@@ -92,6 +103,9 @@ class Unit:
         """Raises FileNotFoundError and ValueError for a unit that cannot be started."""
         self.load()
         self.again_at = self.kill_at = 0.0
+        self.stop_limit = seconds(self.last("TimeoutStopSec", str(STOP_LIMIT)))
+        self.pause = seconds(self.last("RestartSec", "100ms"))
+        self.kill_mode = self.last("KillMode", "control-group")
         self.left = [shlex.split(line.lstrip("@-:+!")) for line in self.every("ExecStart")]
         if not self.left:
             raise ValueError(f"{self.name}: Service has no ExecStart= setting.")
@@ -99,7 +113,7 @@ class Unit:
 
     def next(self) -> None:
         self.state = "active"
-        self.pid = spawn(self.left.pop(0), self.environment(), self.last("WorkingDirectory", "/"))
+        self.pid = spawn(self.left.pop(0), self.environment(), self.group, self.last("WorkingDirectory", "/"))
 
     def environment(self) -> dict[str, str]:
         env = dict(os.environ)
@@ -116,10 +130,12 @@ class Unit:
         return env
 
     def ended(self, code: int) -> None:
-        """Its process is gone: the next command, the same again, or nothing."""
-        self.pid, stopped = 0, self.kill_at > 0
-        if stopped:
-            self.state, self.kill_at = "inactive", 0.0
+        """Its first process is gone, and so are the others: the next command, the same again, or nothing."""
+        self.pid = 0
+        if self.kill_mode in ("mixed", "control-group"):
+            self.tell(signal.SIGKILL if self.kill_mode == "mixed" else signal.SIGTERM)
+        if self.kill_at:
+            self.state = "inactive"
         elif code == 0 and self.left:
             self.next()
         else:
@@ -127,19 +143,34 @@ class Unit:
             self.state = "failed" if code else "active" if stays else "inactive"
             when = {"always": True, "on-failure": code != 0, "on-success": code == 0}
             if when.get(self.last("Restart", "no"), False):
-                self.again_at = time.monotonic() + float(self.last("RestartSec", "0.1").removesuffix("s"))
+                self.again_at = time.monotonic() + self.pause
 
     def stop(self) -> None:
         self.again_at, self.left = 0.0, []
         if not self.pid:
             self.state = "inactive"
             return
-        self.kill_at = time.monotonic() + float(self.last("TimeoutStopSec", str(STOP_LIMIT)).removesuffix("s"))
-        self.signal(signal.SIGTERM)
+        self.kill_at = time.monotonic() + self.stop_limit
+        self.tell(signal.SIGTERM, all_of_it=self.kill_mode == "control-group")
 
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+    def stopped(self) -> bool:
+        """Is nothing left of it? What `kill_mode` spares does not count."""
+        if self.pid or (self.kill_at and self.kill_mode in ("mixed", "control-group") and self.processes()):
+            return False
+        self.kill_at = 0.0
+        return True
+
+    def processes(self) -> set[int]:
+        found: set[int] = set()
+        for file in self.group.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found |= {int(pid) for pid in file.read_text().split()}
+        return found
+
+    def tell(self, number: int, *, all_of_it: bool = True) -> None:
+        for pid in self.processes() if all_of_it else {self.pid} - {0}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 class Init:
@@ -188,10 +219,10 @@ class Init:
 
     def start(self, unit: Unit) -> str:
         """Start a unit; why it did not start, or nothing."""
-        if not unit.pid:
+        if not unit.pid and not self.ending:
             try:
                 unit.start()
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, KeyError) as error:
                 unit.state = "failed"
                 say(str(error))
                 return str(error)
@@ -216,28 +247,31 @@ class Init:
         copy.write_bytes(raw)
         copy.chmod(0o700)
         show = f'"$0" 2>&1 </dev/null | {{ trap "" TERM; exec tee -a {OUTPUT}; }}'
-        self.script = spawn(["/bin/sh", "-c", show, str(copy)], dict(os.environ))
+        self.script = spawn(["/bin/sh", "-c", show, str(copy)], dict(os.environ), self.unit("cloud-final").group)
 
     def pause(self) -> float | None:
-        if self.ending:
+        if self.ending or any(unit.kill_at for unit in self.units.values()):
             return 0.02
         moments = [self.end_at, *(moment for unit in self.units.values() for moment in (unit.again_at, unit.kill_at))]
         return max(0.0, min((m for m in moments if m), default=1e9) - time.monotonic()) if any(moments) else None
 
     def due(self) -> None:
         now = time.monotonic()
-        if self.ending:
-            if self.kill_at and now >= self.kill_at:
-                self.kill_at = 0.0
-                self.everybody(signal.SIGKILL)
-            return
-        if self.end_at and now >= self.end_at:
-            self.shut_down(self.end_code)
         for unit in self.units.values():
             if unit.kill_at and now >= unit.kill_at:
-                unit.signal(signal.SIGKILL)
+                unit.tell(signal.SIGKILL, all_of_it=unit.kill_mode != "process")
             elif unit.again_at and now >= unit.again_at:
                 self.start(unit)
+            self.stopped(unit)
+        if self.end_at and now >= self.end_at and not self.ending:
+            self.shut_down(self.end_code)
+        if self.ending and not any(unit.kill_at for unit in self.units.values()):
+            if not self.kill_at:
+                self.kill_at = now + LAST_LIMIT
+                self.everybody(signal.SIGTERM)
+                self.everybody(signal.SIGCONT)
+            elif now >= self.kill_at:
+                self.everybody(signal.SIGKILL)
 
     def reap(self) -> None:
         while True:
@@ -253,10 +287,9 @@ class Init:
             for unit in self.units.values():
                 if unit.pid == pid:
                     unit.ended(code)
-                    self.stopped(unit)
 
     def stopped(self, unit: Unit) -> None:
-        if not unit.pid:
+        if unit.stopped():
             waiting, unit.waiting = unit.waiting, []
             for peer, starts in waiting:
                 self.answer(peer, self.start(unit) if starts and not self.ending else "")
@@ -278,7 +311,8 @@ class Init:
             self.end_code = REBOOT if action == "reboot" else 0
             self.end_at = time.monotonic() + asked.get("after", 0.0)
             if asked.get("force"):
-                self.shut_down(self.end_code, limit=0.0)
+                self.everybody(signal.SIGKILL)
+                self.shut_down(self.end_code)
             self.answer(peer)
         elif action == "cancel":
             self.end_at = 0.0
@@ -294,14 +328,13 @@ class Init:
                 unit.stop()
                 self.stopped(unit)
 
-    def shut_down(self, code: int, *, limit: float = STOP_LIMIT) -> None:
-        """End every process: told at first, killed after the limit."""
+    def shut_down(self, code: int) -> None:
+        """End every process: units first, in their way, then what is left; told at first, killed after its limit."""
         if not self.ending:
             say("going down")
             self.ending = code + 1
-            self.kill_at = time.monotonic() + limit
-            self.everybody(signal.SIGTERM)
-            self.everybody(signal.SIGCONT)
+            for unit in self.units.values():
+                unit.stop()
 
     def everybody(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
