@@ -26,6 +26,8 @@ _ELSEWHERE = {
     "env": "write `envs`",
     **dict.fromkeys(("command", "cmd", "script", "entrypoint"), "did you mean run?"),
     **dict.fromkeys(("gpu", "gpus", "accelerators"), "write `resources: {accelerators: A100:1}`"),
+    "schedule.window": "a window of cheap hours is not carried out yet: leave it out, and set `cron` to its start",
+    "schedule.timezone": "write `tz`",
     "managed_secrets": "write `secrets: [NAME]`, whose values are taken from the environment",
 }
 # What only a cloud's virtual machine can boot: it would not be the task's container.
@@ -269,6 +271,22 @@ class RehearseFields(Fields):
     )
 
 
+class ScheduleFields(Fields):
+    cron: Text | None = _field("Five fields as cron has them, or `@daily` and the like.")
+    tz: Text | None = _field("The time zone of `cron` and of `deadline`, such as `Europe/Lisbon`. UTC by default.")
+    deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
+        "When each run must be done, over the task's own: `07:00` is the next one after its start, `8h` so long after."
+    )
+    max_price: Positive | None = _field("USD per hour of the whole machine, over the task's own.")
+    missed: Literal["join", "skip"] | None = _field(
+        "What becomes of runs whose time passed while nothing was awake: `join` makes one of them, at once; `skip` "
+        "none. join by default."
+    )
+    overlap: Literal["skip", "queue"] | None = _field(
+        "What becomes of a run whose predecessor still runs: `skip`, or `queue`, one at most. skip by default."
+    )
+
+
 class MountFields(Fields):
     source: Text | None = _field("A file or folder here, relative to the task file, or a bucket's URL.")
     mode: Annotated[Literal["COPY", "MOUNT", "MOUNT_CACHED"], BeforeValidator(
@@ -337,12 +355,11 @@ class TaskFields(Fields):
         "USD that all machines of the job may cost together. At the limit it is saved and ended, and can be resumed."
     )
     speed: Speeds | None = _field(
-        "How fast each card does this work, `{H100: 2.1, A100: 1}`, so that a dearer one may win. Measured if not given."
+        "How fast each card does this work, `{H100: 2.1, A100: 1}`, so that a dearer one may win. Else measured."
     )
-    schedule: Annotated[str, _scalar(quantity.schedule), _written("string")] | None = _field(
-        "When to run it again and again, as a cron line. Not carried out yet: `run` refuses it.",
-        "refused",
-        "not carried out yet",
+    schedule: Annotated[ScheduleFields, _as("cron", ScheduleFields)] | None = _field(
+        "When to run it again and again, by `broker schedule add`: a map, or a cron line with a time zone after it, "
+        "such as `30 2 * * 1-5 Europe/Paris`."
     )
     home: Text | None = _field("The URL of the store that keeps snapshots and results. The configured one by default.")
     rehearse: RehearseFields | None = _field("How a rehearsal makes the task short, and judges it.")
@@ -373,6 +390,7 @@ MODELS: dict[str, type[Fields]] = {
     "resources.ordered": AlternativeFields,
     "checkpoint": CheckpointFields,
     "work": WorkFields,
+    "schedule": ScheduleFields,
     "rehearse": RehearseFields,
     "file_mounts.*": MountFields,
 }

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from broker.coverage import FieldReport
     from broker.home import Home
     from broker.mounts import Measured
+    from broker.experience import Records
     from broker.policy.choose import Decision
+    from broker.policy.cost import Prospect
+    from broker.policy.work import Left
     from broker.snapshot import File
     from broker.store import Event, JobRow, PlacementRow, Store
 
@@ -330,20 +333,27 @@ def plan(
     """Rank what could be rented for a task now, with reasons. Costs nothing and leaves nothing behind."""
     from broker import registry
     from broker.consent import consented
-    from broker.lifecycle import wish_of
     from broker.market import Marketplace
     from broker.mounts import measure
+    from broker.outlook import planned, with_sky
     from broker.placement import left_out
-    from broker.policy.choose import Memory, choose
+    from broker.policy import record
+    from broker.policy.memory import Memory
     from broker.workdir import size
 
     config = config or load_config()
     task = consented(_settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra}), config.state)
     home = home_of(task, config)
     mounts = measure(task.file_mounts, config, home, min(resources.disk for resources in task.resources))
-    wish = wish_of(task)
-    book = Marketplace(config).offers(wish.queries)
-    decision = choose(book.offers, wish=wish, memory=Memory(), now=time.time(), failures=book.failures)
+    now, records = time.time(), _records(config)
+    outlook = planned(task, home, config.home_config, records, now)
+    book, due = Marketplace(config).offers(outlook.wish.queries), outlook.due
+    if due is not None:
+        tick = config.limits(simulated=all(offer.simulated for offer in book.offers)).weigh
+        due = with_sky(due, book.offers, outlook.wish, records, now, tick)
+    decision = record.decide(
+        record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due)
+    )
     return Plan(
         task=task,
         decision=decision,
@@ -354,7 +364,20 @@ def plan(
         mounts=mounts,
         fields=_fields(task),
         balance=_balance(decision, config),
+        left=outlook.left,
+        prospect=outlook.wish.prospect,
+        deadline=due.at if due is not None else None,
     )
+
+
+def _records(config: Config) -> Records | None:
+    """What this installation has seen; None before its first job, since a plan leaves nothing behind."""
+    from broker.experience import Records
+    from broker.store import open_store
+
+    if not config.database and not (config.state / "jobs.db").exists():
+        return None
+    return Records(open_store(config.state, config.database))
 
 
 def _balance(decision: Decision, config: Config) -> str:
@@ -385,7 +408,6 @@ def submit(task: Task, *, config: Config, store: Store, decision: Decision | Non
     from broker.store import JobRow
     from broker.vault import seal
 
-    task.refuse_postponed()
     task = consented(task.with_hidden_sealed(), config.state)
     job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)

@@ -16,12 +16,6 @@ _SIZE = re.compile(r"(?P<number>.*?)\s*(?P<unit>[kmgt]i?b?|b)?", re.ASCII | re.I
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])", re.ASCII)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
-_MINUTES = r"[\d*][\d*/,\-]*"
-_FIELD = r"[\d*/,\-A-Za-z]+"
-_ZONE = r"[A-Za-z][\w+-]*(?:/[\w+-]+)*"
-_CRON = re.compile(
-    rf"(?:@(?:hourly|daily|weekly|monthly|yearly)|{_MINUTES} +{_MINUTES}(?: +{_FIELD}){{3}})(?: +{_ZONE})?", re.ASCII
-)
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 # Machines are sold by nominal size: the 32 GB of one provider are the 32 GiB of another. So GB and GiB mean the same.
 _GIB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
@@ -111,13 +105,6 @@ def deadline(text: str) -> str:
         raise ValueError(f"must be a time such as 6h, a clock time such as 07:30, or a date and time, not {text!r}")
     duration(bare)
     return bare
-
-
-def schedule(text: str) -> str:
-    """A cron line: five fields or `@daily` and the like, and a time zone's name after it if wanted; as it was typed."""
-    if not _CRON.fullmatch(text.strip()):
-        raise ValueError(f"must be a cron line such as '0 2 * * *' or @daily, perhaps with a time zone, not {text!r}")
-    return text.strip()
 
 
 def _seconds(bare: str, text: str) -> float:

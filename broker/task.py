@@ -24,6 +24,7 @@ from broker.errors import TaskError
 from broker.mounts import Mount
 from broker.offer import Market, OfferQuery, Trust
 from broker.resources import Resources
+from broker.schedule import Schedule
 
 __all__ = ["Checkpoint", "InvalidTaskError", "Mount", "Rehearse", "Resources", "Spot", "Task", "Work", "load"]
 
@@ -150,9 +151,9 @@ class Task:
     max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
     machine. max_restarts_on_errors: of a program that failed, counted apart; after recover_on_exit_codes it is started
     again uncounted. ordered: the first of the resources that can be had wins, whatever the prices. file_mounts: what is
-    brought along besides the workdir. labels: tags of the machines. deadline and schedule as typed, budget
-    in USD: kept, but not carried out yet, so that a task with them is refused when it is to run. home: URL of the
-    store, empty for the configured one. source: the file it was read from. warnings: what its reader should tell.
+    brought along besides the workdir. labels: tags of the machines. deadline as typed, budget in USD. schedule:
+    when it runs again and again, once `broker schedule add` was told of it. home: URL of the store, empty for the
+    configured one. source: the file it was read from. warnings: what its reader should tell.
 
     Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
@@ -180,7 +181,7 @@ class Task:
     deadline: str = ""
     budget: float | None = None
     speed: Mapping[str, float] = field(default_factory=dict)
-    schedule: str = ""
+    schedule: Schedule | None = None
     home: str = field(default="", repr=False)
     rehearse: Rehearse | None = None
     source: Path | None = None
@@ -259,7 +260,7 @@ class Task:
             yield Problem(f"envs.{name}", "is among secrets too", "keep it in secrets only")
         if not self.resources:
             yield Problem("resources", "at least one alternative is needed")
-        for part in (*self.resources, self.checkpoint, self.work, self.rehearse):
+        for part in (*self.resources, self.checkpoint, self.work, self.rehearse, self.schedule):
             if part is not None:
                 yield from part.problems()
         for pattern in self.outputs:
@@ -298,12 +299,14 @@ class Task:
                 yield Problem(f"speed.{card}", f"must be above zero, not {value}")
         if self.budget is not None and not 0 < self.budget < math.inf:
             yield Problem("budget", f"must be above zero USD, not {self.budget}")
-        for name, parse in (("deadline", quantity.deadline), ("schedule", quantity.schedule)):
-            try:
-                if getattr(self, name):
-                    parse(getattr(self, name))
-            except ValueError as error:
-                yield Problem(name, str(error))
+        try:
+            if self.deadline:
+                quantity.deadline(self.deadline)
+        except ValueError as error:
+            yield Problem("deadline", str(error))
+        yield from self._count_problems()
+
+    def _count_problems(self) -> Iterator[Problem]:
         if not all(0 <= code <= 255 for code in self.recover_on_exit_codes):
             yield Problem("recover_on_exit_codes", "must be exit codes from 0 to 255")
         if self.max_price is not None and not 0 < self.max_price < math.inf:
@@ -329,21 +332,6 @@ class Task:
     def queries(self) -> tuple[OfferQuery, ...]:
         """What providers are asked: one query per alternative."""
         return tuple(wish.query(self.markets) for wish in self.resources)
-
-    @property
-    def postponed(self) -> tuple[Problem, ...]:
-        """Fields that are read but not carried out yet: a task that has them is planned and rehearsed, not run."""
-        given = {"schedule": self.schedule}
-        return tuple(
-            Problem(name, "is not carried out yet, so the task is not run", f"leave {name} out")
-            for name, value in given.items()
-            if value
-        )
-
-    def refuse_postponed(self) -> None:
-        """Raises InvalidTaskError where the task has such fields: what was asked for must not be passed over."""
-        if self.postponed:
-            refuse(self.postponed, str(self.source or ""), kind=InvalidTaskError)
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -416,6 +404,7 @@ class Task:
                 "resources": _resources(values["resources"]),
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
+                "schedule": Schedule(**values["schedule"]) if isinstance(values.get("schedule"), dict) else None,
                 "rehearse": Rehearse(
                     **{
                         **rehearse,

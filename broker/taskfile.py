@@ -23,11 +23,20 @@ from broker.coverage import warnings_of
 from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
 from broker.errors import TaskError
-from broker.fields import CheckpointFields, MountFields, RehearseFields, TaskFields, WorkdirFields, explained
+from broker.fields import (
+    CheckpointFields,
+    MountFields,
+    RehearseFields,
+    ScheduleFields,
+    TaskFields,
+    WorkdirFields,
+    explained,
+)
 from broker.filling import fill
 from broker.mounts import Mount
 from broker.offer import Trust
 from broker.resources import Resources
+from broker.schedule import Schedule
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
@@ -298,7 +307,7 @@ class _Reader:
             "deadline": model.deadline,
             "budget": model.budget,
             "speed": model.speed,
-            "schedule": model.schedule,
+            "schedule": self._schedule(model.schedule),
             "recover_on_exit_codes": found.codes,
             "labels": found.labels,
             "checkpoint": _checkpoint(model.checkpoint),
@@ -358,6 +367,15 @@ class _Reader:
             resources=found.resources if found else (),
             step=model.step or "",
         )
+
+    def _schedule(self, model: ScheduleFields | None) -> Schedule | None:
+        if model is None:
+            return None
+        if not model.cron:
+            self._at(("schedule",), "schedule.cron", "is missing", "for instance `schedule: {cron: '0 22 * * 1-5'}`")
+            return None
+        given = {name: value for name, value in model.model_dump(exclude={"cron"}).items() if value is not None}
+        return Schedule.of(model.cron, **given)
 
     def _mounts(self, model: TaskFields) -> tuple[Mount, ...]:
         mounts = []

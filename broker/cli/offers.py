@@ -161,7 +161,7 @@ def make_plan(
     if spot not in (None, "auto", "only", "never"):
         raise Usage(f"--spot must be auto, only or never, not {spot!r}", fix="--spot auto takes whichever is cheaper")
     task = load_task(name, envs=pairs(env))
-    for text in (*task.warnings, *(problem.text for problem in task.postponed)):
+    for text in task.warnings:
         screen.warn(text)
     named = [infra] if infra else [wish.infra for wish in task.resources]
     must_be_installed(screen, named)

@@ -71,8 +71,6 @@ def run_verb(
     }  # fmt: skip
     wanted = _task_or_command(task, {name: value for name, value in given.items() if value is not None}, spot, env)
     plan = make_plan(screen, wanted, config, spot=spot, max_price=max_price, infra=infra, env=env)
-    if not dry_run:
-        plan.task.refuse_postponed()
     if dry_run or not (screen.quiet or screen.json):
         show_plan(screen, plan, talk=not dry_run)
     if not (dry_run or yes or screen.quiet or screen.json) and wants_cheaper(screen, plan, config):

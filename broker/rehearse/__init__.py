@@ -217,8 +217,6 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
     notes = [*_unshown(task.resources[0], asked[0])]
     if task.spot == "never" and task.checkpoint is not None:
         notes.append("spot: never is set aside, or there would be nothing to take back")
-    if task.postponed:
-        notes.append(f"{', '.join(problem.field for problem in task.postponed)}: not carried out, here as in `run`")
     wish = task.rehearse
     envs = {**_pip_cache(task), **task.envs, **(wish.envs if wish else {})}
     outputs = (*task.outputs, *(path for path in (wish.compare if wish else ()) if path not in task.outputs))
@@ -230,7 +228,7 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
         ordered=False,
         deadline="",
         budget=None,
-        schedule="",
+        schedule=None,
         home="",
         envs=envs,
         outputs=outputs,

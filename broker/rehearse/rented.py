@@ -271,8 +271,6 @@ def adapted(task: Task, on: Sequence[str]) -> tuple[Task, tuple[str, ...]]:
     asked = wish.resources if wish and wish.resources else task.resources
     if wish and wish.resources:
         notes.append("rehearse.resources stand in for the task's own")
-    if task.postponed:
-        notes.append(f"{', '.join(problem.field for problem in task.postponed)}: set aside here")
     made = dataclasses.replace(
         task,
         name=f"{task.name[:80]}-rehearsal",
@@ -282,7 +280,7 @@ def adapted(task: Task, on: Sequence[str]) -> tuple[Task, tuple[str, ...]]:
         work=None,
         deadline="",
         budget=None,
-        schedule="",
+        schedule=None,
         warnings=(),
     )
     return made, tuple(notes)

@@ -69,26 +69,9 @@ def test_it_runs_with_what_it_brings_along(cli: Cli) -> None:
     assert (cli.folder / "out" / "result.txt").read_text() == "brought along\n"
 
 
-def test_what_is_not_carried_out_yet_is_planned_and_not_run(cli: Cli) -> None:
-    written(cli, "schedule: '@daily'\n")
-    assert "schedule: is not carried out yet" in cli("plan", "theirs").stderr
-    refused = cli("run", "theirs", "-y", code=78)
-    assert "schedule: is not carried out yet" in refused.stderr
-    assert "leave schedule out" in refused.stderr
-    assert cli.json("ps", "-a") == []
-
-
 def test_a_source_that_cannot_be_reached_is_refused_when_planning(cli: Cli) -> None:
     folder = written(cli)
     task = (folder / "task.yaml").read_text().replace("./${WHAT}", "s3://nobody/has-this")
     (folder / "task.yaml").write_text(task)
     refused = cli("plan", "theirs", code=78)
     assert "file_mounts.~/set: s3://nobody/has-this cannot be reached" in refused.stderr
-
-
-def test_a_rehearsal_does_not_mind_what_is_not_carried_out_yet(cli: Cli) -> None:
-    folder = cli.task(steps=12, pause=0.1)
-    with (folder / "task.yaml").open("a", encoding="utf-8") as file:
-        file.write("schedule: '@daily'\n")
-    done = cli("rehearse", "counter", "--preempt", "1", "-y", code=None)  # whatever the verdict
-    assert "schedule: not carried out" in done.stdout + done.stderr

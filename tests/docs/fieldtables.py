@@ -13,7 +13,7 @@ from broker.fields import MODELS
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-task.md"
 MARKED = re.compile(r"(<!-- fields: (?P<name>\S+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
 SECTIONS = {"task": "", "workdir": "workdir", "mount": "file_mounts.*", "resources": "resources"}
-SECTIONS |= {name: name for name in ("checkpoint", "work", "rehearse")} | {"recovery": "resources.job_recovery"}
+SECTIONS |= {name: name for name in ("checkpoint", "work", "schedule", "rehearse")} | {"recovery": "resources.job_recovery"}
 
 
 def tables() -> dict[str, str]:
@@ -37,7 +37,7 @@ def _table(model: str) -> str:
 
 def _others() -> str:
     rows = ["| field | here | why |", "|---|---|---|"]
-    for outer in ("", "workdir", "file_mounts.*", "resources", "resources.job_recovery"):
+    for outer in ("", "workdir", "file_mounts.*", "resources", "resources.job_recovery", "schedule"):
         for name, info in MODELS[outer].model_fields.items():
             how, why = _word(info)
             if how != "honoured" or why:

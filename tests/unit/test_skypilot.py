@@ -12,6 +12,7 @@ from broker.errors import TaskError
 from broker.mounts import Mount
 from broker.offer import Market, Offer
 from broker.policy import Memory, choose
+from broker.schedule import Schedule
 from broker.task import Resources, Task, load
 
 SAFE = "run: x\ncheckpoint: {path: ckpt}\n"
@@ -210,21 +211,59 @@ def test_our_fields_may_stand_in_metadata(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("deadline", ["6h", "07:30", "2027-01-31 07:30", "2027-01-31T07:30+01:00"]), ("budget", ["12.5"]),
-     ("schedule", ["'0 2 * * *'", "'@daily'", "'30 2 * * 1-5 Europe/Paris'"])],
-)  # fmt: skip
-def test_limits_and_schedules_are_read_and_a_schedule_is_not_run_yet(
-    tmp_path: Path, field: str, values: list[str]
-) -> None:
+    [("deadline", ["6h", "07:30", "2027-01-31 07:30", "2027-01-31T07:30+01:00"]), ("budget", ["12.5"])],
+)
+def test_limits_are_read(tmp_path: Path, field: str, values: list[str]) -> None:
     for value in values:
         task = read(tmp_path, f"{SAFE}{field}: {value}\n")
         assert str(getattr(task, field)) == value.strip("'")
         assert Task.from_json(task.to_json()) == task
-        if field != "schedule":
-            task.refuse_postponed()
-            continue
-        with pytest.raises(TaskError, match=f"{field}: is not carried out yet"):
-            task.refuse_postponed()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("'0 2 * * *'", Schedule("0 2 * * *")),
+        ("'@daily'", Schedule("@daily")),
+        ("'30 2 * * 1-5 Europe/Paris'", Schedule("30 2 * * 1-5", "Europe/Paris")),
+        ("{cron: 30 2 * * 1-5, tz: Europe/Paris}", Schedule("30 2 * * 1-5", "Europe/Paris")),
+        (
+            '{cron: "0 22 * * 1-5", tz: Europe/Lisbon, deadline: "07:00", max_price: 1.20, missed: skip, '
+            "overlap: queue}",
+            Schedule("0 22 * * 1-5", "Europe/Lisbon", "07:00", 1.2, "skip", "queue"),
+        ),
+    ],
+)
+def test_a_schedule_is_read_in_all_its_forms(tmp_path: Path, written: str, meant: Schedule) -> None:
+    task = read(tmp_path, f"{SAFE}schedule: {written}\n")
+    assert task.schedule == meant
+    assert Task.from_json(task.to_json()) == task
+    assert read(tmp_path, task.to_yaml()).schedule == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("now and then", r"job\.yaml:\d+:\d+: schedule\.cron: must be five fields"),
+        ("'0 0 30 2 *'", r"schedule\.cron: never comes: no month of '2' has a day 30"),
+        ("'* * * * * *'", "schedule.cron: must be five fields .*, not 6"),
+        ("'0 25 * * *'", "its hour '25' is none"),
+        ("'@reboot'", "there is no '@reboot'"),
+        (
+            "'0 22 * * * Europe/Lissabon'",
+            r"schedule\.tz: there is no time zone 'Europe/Lissabon'; did you mean Europe/Lisbon",
+        ),
+        ("{cron: '@daily', tz: Lisbon}", "did you mean Europe/Lisbon"),
+        ("{tz: UTC}", r"schedule\.cron: is missing"),
+        ("{cron: '@daily', missed: drop}", "schedule.missed: must be 'join' or 'skip', not 'drop'"),
+        ("{cron: '@daily', deadline: soon}", "schedule.deadline: must be a time such as 6h"),
+        ("{cron: '@daily', window: {from: '22:00'}}", "a window of cheap hours is not carried out yet"),
+        ("{cron: '@daily', zone: UTC}", r"schedule\.zone: unknown field"),
+    ],
+)
+def test_a_schedule_that_is_none(tmp_path: Path, written: str, why: str) -> None:
+    with pytest.raises(TaskError, match=why):
+        read(tmp_path, f"{SAFE}schedule: {written}\n")
 
 
 def test_speeds_by_card_are_read(tmp_path: Path) -> None:
@@ -285,7 +324,7 @@ def test_the_report_names_every_field(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [field for field in how if how[field] == "ignored"] == sorted(ignored, key=list(how).index)
     assert how["_metadata.broker.checkpoint.path"] == "honoured"
-    assert how["_metadata.broker.schedule"] == "refused"
+    assert how["_metadata.broker.schedule"] == "honoured"
     assert all(report.why for report in reports.values() if report.how != "honoured")
     assert task.warnings[0].startswith("ignored: resources.job_recovery.strategy")
     assert (task.outputs, task.max_restarts_on_errors) == ((), 2)

@@ -158,7 +158,6 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "file_mounts: {/a: '${A:-x}'}\n", "only ${NAME} is filled in here", 3),
         (NEVER + "workdir: {url: u, path: .}\n", "workdir: names a folder and a repository", 3),
         (NEVER + "deadline: soon\n", "deadline: must be a time such as 6h", 3),
-        (NEVER + "schedule: now and then\n", "schedule: must be a cron line", 3),
         (NEVER + "budget: 0\n", "budget: must be above zero", 3),
         (NEVER + "_metadata: {broker: {name: a}}\nname: b\n", "_metadata.broker.name: is given at the top level", 3),
         (NEVER + "_metadata: {broker: {nme: a}}\n", "nme: unknown field; did you mean name?", 3),

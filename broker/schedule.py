@@ -1,0 +1,235 @@
+"""When a task runs again and again: its cron line in its own time zone, and what of it is due. Pure.
+
+Cron's rules, with what clocks do to them: a local time that a day does not have comes once, when the clock has jumped;
+one that a day has twice comes once, the first time; what comes every so many minutes goes on by the real clock. Where
+both day fields are set, either will do, as in cron.
+
+Moments are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import islice
+from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from broker import quantity
+from broker.document import Problem
+
+Missed = Literal["join", "skip"]
+Overlap = Literal["skip", "queue"]
+MISSED: tuple[Missed, ...] = ("join", "skip")
+OVERLAP: tuple[Overlap, ...] = ("skip", "queue")
+NICKNAMES: Mapping[str, str] = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "L")
+LATE = 600.0
+"""Seconds after its time within which a run is not missed yet: brokers look again and again, and computers are busy."""
+AROUND = 26 * 3600.0
+"""Seconds before a moment from which runs are counted, so that a clock that was set back is seen whole."""
+LONGEST = 400 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """cron: five fields, or `@daily` and the like. tz: an IANA time zone.
+
+    deadline: of each run, as a task's, in that zone. max_price: USD per hour, over the task's own. missed: runs whose
+    time passed while nothing was awake are joined into one, or skipped. overlap: a run whose predecessor still runs is
+    skipped, or queued behind it, one at most.
+    """
+
+    cron: str
+    tz: str = "UTC"
+    deadline: str = ""
+    max_price: float | None = None
+    missed: Missed = "join"
+    overlap: Overlap = "skip"
+
+    @classmethod
+    def of(cls, line: str, **more: object) -> Schedule:
+        """From a cron line that may end with a time zone: `30 2 * * 1-5 Europe/Paris`."""
+        words = line.split()
+        count = 1 if words and words[0].startswith("@") else 5
+        if len(words) == count + 1 and "tz" not in more and _may_be_zone(words[count]):
+            words, more = words[:count], {**more, "tz": words[count]}
+        return cls(" ".join(words), **more)  # type: ignore[arg-type]
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.tz)
+
+    def problems(self) -> Iterator[Problem]:
+        if (wrong := zone_problem(self.tz)) is not None:
+            yield Problem("schedule.tz", *wrong)
+        if (message := _cron_problem(self.cron)) is not None:
+            yield Problem("schedule.cron", message, "for instance `0 22 * * 1-5` or @daily")
+        if self.missed not in MISSED:
+            yield Problem("schedule.missed", f"must be join or skip, not {self.missed!r}")
+        if self.overlap not in OVERLAP:
+            yield Problem("schedule.overlap", f"must be skip or queue, not {self.overlap!r}")
+        if self.max_price is not None and not 0 < self.max_price < math.inf:
+            yield Problem("schedule.max_price", f"must be above zero USD per hour, not {self.max_price}")
+        try:
+            if self.deadline:
+                quantity.deadline(self.deadline)
+        except ValueError as error:
+            yield Problem("schedule.deadline", str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """slot: the run's own moment. missed: how many before it had passed. launch: False where it is missed, too."""
+
+    slot: float
+    missed: int = 0
+    launch: bool = True
+
+
+def runs(schedule: Schedule, after: float) -> Iterator[float]:
+    """Every run after a moment, in order."""
+    from cronsim import CronSim
+
+    start = datetime.fromtimestamp(after - AROUND, schedule.zone)
+    last = after
+    for found in CronSim(_fields(schedule.cron), start):
+        moment = found.timestamp()
+        if moment > last:
+            last = moment
+            yield moment
+
+
+def due(schedule: Schedule, since: float, now: float) -> Due | None:
+    """What is to be done now about the runs after `since`, the last one that was seen to; None for nothing.
+
+    However many have passed, there is one at most: the newest. A clock that was set back makes none due again.
+    """
+    newest, count = None, 0
+    for slot in runs(schedule, max(since, now - LONGEST)):
+        if slot > now:
+            break
+        newest, count = slot, count + 1
+    if newest is None:
+        return None
+    if schedule.missed == "skip" and now - newest > LATE:
+        return Due(newest, count, launch=False)
+    return Due(newest, count - 1)
+
+
+def upcoming(schedule: Schedule, after: float, count: int = 3) -> list[float]:
+    """The next runs."""
+    return list(islice(runs(schedule, after), count))
+
+
+def moment(text: str, start: float, zone: tzinfo) -> float:
+    """The deadline of something that starts at `start`: `6h` after it, the next `07:00` in the zone, or a date.
+
+    A clock time that the day does not have is taken by the clock before its jump, one that it has twice by its first.
+    """
+    bare = text.strip()
+    try:
+        hour, minute = (int(part) for part in bare.split(":"))
+    except ValueError:
+        try:
+            given = datetime.fromisoformat(bare.replace(" ", "T", 1))
+        except ValueError:
+            return start + quantity.duration(bare)
+        return (given if given.tzinfo else given.replace(tzinfo=zone)).timestamp()
+    day = datetime.fromtimestamp(start, zone)
+    for days in range(3):
+        local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone) + timedelta(days=days)
+        if local.timestamp() > start:
+            return local.timestamp()
+    raise AssertionError(f"no {text} within three days")
+
+
+def minutes(schedule: Schedule, system: tzinfo, now: float) -> tuple[int, ...]:
+    """The minutes of the hour, by this computer's clock, at which a run may come within the next year."""
+    found: set[int] = set()
+    for slot in islice(runs(schedule, now), 10_000):
+        if len(found) == 60 or (found and slot > now + LONGEST):
+            break
+        found.add(datetime.fromtimestamp(slot, system).minute)
+    return tuple(sorted(found))
+
+
+def told(slot: float, zone: tzinfo) -> str:
+    """A run for people: `Wed 2026-12-02 22:00 +01:00`."""
+    local = datetime.fromtimestamp(slot, zone)
+    offset = local.strftime("%z")
+    return f"{local:%a %Y-%m-%d %H:%M} {offset[:3]}:{offset[3:5]}"
+
+
+def iso(at: float, zone: tzinfo = UTC) -> str:
+    """A moment as a task's `deadline` can hold it."""
+    return datetime.fromtimestamp(at, zone).isoformat(timespec="seconds")
+
+
+def zone_problem(name: str) -> tuple[str, str] | None:
+    """What is wrong with a time zone's name, and what to write; None where it is one."""
+    if _is_zone(name):
+        return None
+    known = sorted(available_timezones())
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    near = near or [zone for zone in known if zone.lower().rpartition("/")[2] == name.lower().replace(" ", "_")][:1]
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no time zone {name!r}{hint}", f"write {near[0]}" if near else "for instance Europe/Lisbon or UTC"
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return False
+    return bool(name)
+
+
+def _may_be_zone(word: str) -> bool:
+    """Is it meant as a time zone, rightly written or not, rather than as a sixth field?"""
+    return word[:1].isalpha() and word.upper() not in DAYS
+
+
+def _fields(cron: str) -> str:
+    return NICKNAMES.get(cron.strip().lower(), cron.strip())
+
+
+def _cron_problem(cron: str) -> str | None:
+    """Why a cron line is none, or never comes."""
+    from cronsim import CronSim, CronSimError
+
+    line = _fields(cron)
+    if line.startswith("@"):
+        return f"there is no {cron!r}: a schedule has a time; {', '.join(NICKNAMES)} are known"
+    fields = line.split()
+    if len(fields) != 5:
+        return f"must be five fields (minute, hour, day of the month, month, day of the week), not {len(fields)}"
+    try:
+        found = next(CronSim(line, datetime(2027, 1, 1, tzinfo=UTC)), None)
+    except CronSimError as error:
+        return _said(str(error), fields)
+    except StopIteration:
+        found = None
+    return None if found is not None else f"never comes: {cron!r} names a day that there is not"
+
+
+def _said(error: str, fields: list[str]) -> str:
+    names = ("minute", "hour", "day-of-month", "month", "day-of-week")
+    which = error.removeprefix("Bad ")
+    if which not in names:
+        return f"is no cron line: {error}"
+    value = fields[names.index(which)]
+    if which == "day-of-month" and value.isdigit() and 1 <= int(value) <= 31:
+        return f"never comes: no month of {fields[3]!r} has a day {value}"
+    return f"its {which.replace('-', ' ')} {value!r} is none"
