@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -63,7 +62,7 @@ class RunPodProvider:
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
         """Both clouds, both markets, for queries with a GPU. Without a key the same prices, blocked.
 
-        Without a key nothing is worth a word or a wait: what does not answer then offers nothing.
+        Without a key prices that do not come are not waited for: then the key is what is missing.
         """
         if not query.gpu or not query.gpu_count or images.fits(Kind.CONTAINER, query.image):
             return []
@@ -152,12 +151,13 @@ class RunPodProvider:
     # Offers
 
     def _offers_without_key(self, query: OfferQuery) -> Sequence[Offer]:
-        if importlib.util.find_spec("requests") is None:
-            return []
         try:
             cards = self._cards(query, keyless=True)
-        except ProviderError:
-            return []
+        except ImportError as error:  # of the extra, which nobody who rents elsewhere needs
+            raise AuthFailed("there is no key for runpod", provider=NAME, code="no key", fix=HOW_TO_KEY) from error
+        except ProviderError as error:
+            text = f"there is no key for runpod, and its public prices cannot be read: {error}"
+            raise AuthFailed(text, provider=NAME, code="no key", fix=HOW_TO_KEY) from error
         return catalog.offers(cards, self._shape(query, blocked=NO_KEY))
 
     def _shape(self, query: OfferQuery, **more: Any) -> catalog.Shape:

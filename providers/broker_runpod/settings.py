@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,16 @@ from urllib.parse import urlsplit
 from broker.errors import ConfigError
 
 API = "https://api.runpod.io"
+VARIABLE = "RUNPOD_API_BASE_URL"  # by which the vendor's own client is pointed elsewhere, too
 CLOUDS = ("secure", "community")
 COMMON = {"key", "patience", "min_interval"}  # read by `broker.keys` and `broker.contract`
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """api: where RunPod's two APIs are. network_volume: the id of a volume that every pod mounts at volume_path; it
-    binds the pods to its data centre. registry: the id of a stored credential for private images. clouds: those asked.
+    """api: where RunPod's two APIs are; by default what `RUNPOD_API_BASE_URL` says. network_volume: the id of a volume
+    that every pod mounts at volume_path; it binds the pods to its data centre. registry: the id of a stored credential
+    for private images. clouds: those asked.
     """
 
     api: str = API
@@ -42,7 +45,8 @@ def read(table: Mapping[str, Any]) -> Settings:
         raise ConfigError(
             f"providers.runpod.clouds = {clouds!r}", fix='clouds = ["secure", "community"], or one of them'
         )
-    parts = urlsplit(given.get("api", API))
+    given.setdefault("api", os.environ.get(VARIABLE) or API)
+    parts = urlsplit(given["api"])
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise ConfigError(f"providers.runpod.api is no address: {given['api']!r}", fix=f'api = "{API}"')
     return Settings(**{**given, "clouds": tuple(clouds)})

@@ -59,7 +59,7 @@ class RunPod(Wire):
 
     boot: seconds from creation to RUNNING. Switches: spot_removed (the mutation is unknown), graphql_retired (404),
     pod_key_may (what a pod's own key may do), outbid_as (EXITED or TERMINATED), retry_after (a 429 names it), enforce
-    (REST's minute quota). machines: pods really run in them.
+    (REST's minute quota), throttle_rest (that quota is used up). machines: pods really run in them.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class RunPod(Wire):
         self.terminate_after_known = True
         self.retry_after = True
         self.enforce = True
+        self.throttle_rest = False
         self.pod_key_may = {"terminate", "stop"}
         self.outbid_as = "EXITED"
         self.stock: dict[tuple[str, str], str | None] = {}
@@ -165,7 +166,7 @@ class RunPod(Wire):
             while self._minute and self._minute[0] < now - 60:
                 self._minute.popleft()
             self._minute.append(now)
-            return QUOTA - len(self._minute)
+            return -1 if self.throttle_rest else QUOTA - len(self._minute)
 
     def owner(self, key: str) -> str | None:
         """`account`, the id of the pod whose own key this is, or None."""

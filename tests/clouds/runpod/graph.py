@@ -115,8 +115,9 @@ class Graph:
             "nodeGroupDatacenters": [],
             "maxGpuCountSecureCloud": most,
             "maxGpuCountCommunityCloud": most,
-            **row,
+            "maxGpuCount": most,
             "lowestPrice": lambda args: self._lowest(row, args.get("input") or {}),
+            **row,
         }
 
     def _lowest(self, row: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
