@@ -1,0 +1,126 @@
+"""Setup and run in a container that the guest starts: real podman, real signals, exit codes as on a bare machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from clouds.engine import IMAGE, PLAIN, Podman, podman
+from guest.placements import Job, Placement, alive, wait_for
+
+__all__ = ["podman"]
+
+SAVES = {"path": "ckpt", "every": None, "keep": 3, "complete": None}
+
+
+@pytest.fixture
+def boxed(job: Job, podman: Podman):
+    """Places a task in a container of this engine."""
+
+    def place(generation: int = 1, *, image: str = IMAGE, **changes) -> Placement:
+        offer = {"gpu": None, "gpu_count": 0, "disk": 20.0, "extra": {"engine": podman.settings}}
+        return job.place(generation, offer=offer, container=image, **changes)
+
+    yield place
+    for placement in job.placements:
+        placement.kill()
+    wait_for(lambda: not podman.running(), 20, "a container outlived its guest")
+
+
+def test_setup_and_run_share_one_container(job, boxed, podman):
+    """What setup does to the image is there for run; nothing of the machine is but what was brought along."""
+    run = """
+    cat /opt/made-by-setup
+    echo "pid 1: $(tr '\\0' ' ' </proc/1/cmdline)"
+    echo "me $(id -u) home $HOME work $PWD gpus $BROKER_NUM_GPUS secret $S"
+    echo "seen:" $(ls -A "$PWD/../")
+    python3 -c 'from broker import guest; guest.progress(3, 3); print("lib", guest.checkpoint_dir())'
+    echo done >out
+    """
+    job.task(run, setup="echo set up >/opt/made-by-setup", secrets=["S"], outputs=["out"])
+    placement = boxed(secrets={"S": "shh-0001"})
+    result = placement.until_ended(60)
+    assert result["outcome"] == "succeeded", (result, placement.log, placement.console)
+    log = placement.own_log
+    assert "set up" in log
+    assert "/runner" in log.split("pid 1: ")[1].splitlines()[0]
+    assert f"me 0 home /root work {placement.disk / 'work'} gpus 0 secret ***" in log
+    assert set(log.split("seen: ")[1].splitlines()[0].split()) == {"ckpt", "lib", "runner", "task", "work"}
+    assert list(result["outputs"]) == ["out"]
+    assert placement.beat["timings"]["pull"] == 0
+    assert placement.beat["progress"]["step"] == 3
+    assert not Path("/opt/made-by-setup").exists()
+    assert "shh-0001" not in placement.console
+
+
+def test_a_notice_reaches_the_program_in_its_container(job, boxed):
+    """SIGTERM, time to save and exit, the save published; the next machine's container finds it, `~/` and all."""
+    run = """
+    cat ~/ckpt/state 2>/dev/null || echo fresh
+    echo $BROKER_CHECKPOINT_DIR
+    [ "$BROKER_RESUMED" = 1 ] && exit 0
+    trap 'echo saving; sleep 0.5; echo 41 >~/ckpt/new; mv ~/ckpt/new ~/ckpt/state; exit 9' TERM
+    echo ready; while :; do sleep 0.05; done
+    """
+    job.task(run, checkpoint={**SAVES, "path": "~/ckpt"})
+    first = boxed()
+    wait_for(lambda: "ready" in first.log, 30)
+    first.notice(8)
+    result = first.until_ended(30)
+    assert (result["outcome"], result["exit"], result["seq"]) == ("moved", 9, 1)
+    assert "saving" in first.own_log
+    second = boxed(2)
+    assert second.until_ended(60)["outcome"] == "succeeded"
+    assert second.own_log == "41\n/root/ckpt\n"
+    assert not Path("/root/ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "number"), [("exit 7", 7, None), ("kill -9 $$", 137, 9), ("kill -SEGV $$", 139, 11)]
+)
+def test_ends_come_through_as_on_a_bare_machine(job, boxed, end, code, number):
+    """And what a program leaves behind is dead, wherever it hid, before its end is told."""
+    job.task(f"setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' & sleep 0.2; echo out; {end}")
+    placement = boxed()
+    result = placement.until_ended(60)
+    assert (result["outcome"], result["exit"], result["signal"]) == ("failed", code, number)
+    assert placement.own_log == "out\n"
+
+
+def test_a_guest_that_dies_takes_its_container_along(job, boxed, podman):
+    """Its machine comes back: the new guest runs the job, in a container of its own."""
+    job.task("echo ready; until [ -e go ]; do sleep 0.05; done; exit 0")
+    placement = boxed()
+    wait_for(lambda: "ready" in placement.log, 30)
+    assert len(podman.running()) == 1
+    guest = int(podman("inspect", "--format", "{{.State.ConmonPid}}", podman.running()[0]).strip())
+    assert guest
+    os.kill(placement.process.pid, signal.SIGKILL)
+    wait_for(lambda: not podman.running(), 15, "the container outlived its guest")
+    assert alive(placement.mark) == []
+    placement.kill()
+    placement.start()
+    wait_for(lambda: placement.log.count("ready") == 2, 30)
+    (placement.disk / "work" / "go").touch()
+    assert placement.until_ended(30)["outcome"] == "succeeded"
+
+
+def test_zombies_are_collected(job, boxed):
+    run = """
+    for i in 1 2 3; do (sh -c 'sleep 0.1 & exit' &); done
+    sleep 1
+    grep -l "^State:.Z" /proc/[0-9]*/status | wc -l
+    """
+    job.task(run)
+    placement = boxed()
+    placement.until_ended(60)
+    assert placement.own_log.split() == ["0"]
+
+
+def test_no_such_image(job, boxed):
+    placement = job.task("true") and boxed(image="localhost/spotbroker.test/none:1")
+    result = placement.until_ended(60)
+    assert result["outcome"] == "failed"
+    assert "localhost/spotbroker.test/none:1" in result["reason"]
