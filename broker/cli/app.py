@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import checking, costing, estimating, jobs, moving, offers, rehearsal, running, service
+from broker.cli import checking, costing, estimating, homes, jobs, moving, offers, rehearsal, running, service
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
 app = typer.Typer(
@@ -29,6 +29,12 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+home = typer.Typer(
+    help="The object store where jobs keep what must outlive machines.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(home, name="home")
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -44,7 +50,9 @@ def options(
 
 
 for register, names in (
-    (offers, ("init", "schema", "offers", "plan")),
+    (offers, ("init", "schema")),
+    (checking, ("check",)),
+    (offers, ("offers", "plan")),
     (estimating, ("estimate",)),
     (rehearsal, ("rehearse",)),
     (running, ("run", "resume")),
@@ -52,7 +60,7 @@ for register, names in (
     (moving, ("migrate",)),
     (costing, ("cost",)),
     (service, ("up", "tick")),
-    (checking, ("check",)),
 ):
     for name in names:
         verb(app, name=name)(getattr(register, f"{name}_verb"))
+verb(home, name="setup")(homes.setup_verb)

@@ -1,0 +1,190 @@
+"""The verbs of the home: setup."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from broker.config import Config
+    from broker.founding import Founded, Ground
+    from broker.provider import Finding
+    from broker.stores import Kind
+
+SAMPLE_GB = 100.0
+"""What the monthly price is shown for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the command line says; empty for what is to be asked."""
+
+    store: str = ""
+    bucket: str = ""
+    region: str = ""
+    account: str = ""
+    endpoint: str = ""
+    key_stdin: bool = False
+
+
+def setup_verb(
+    screen: Screen,
+    store: Annotated[str, typer.Option("--store", metavar="STORE", help="r2, b2, s3, runpod, or a server's URL.")] = "",
+    bucket: Annotated[str, typer.Option("--bucket", metavar="NAME[/PREFIX]", help="Made where it is not there.")] = "",
+    region: Annotated[str, typer.Option("--region", metavar="REGION", help="Of b2, s3 and runpod.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="ID", help="The Cloudflare account, for r2.")] = "",
+    endpoint: Annotated[str, typer.Option("--endpoint", metavar="URL", help="In the place of the usual one.")] = "",
+    key_stdin: Annotated[
+        bool, typer.Option("--key-stdin", help="Read the key's id and its secret from stdin, a line each.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of another home.")] = False,
+) -> int:
+    """Make the object store where jobs keep what must outlive machines.
+
+    Asks for what it is not told, makes the bucket, proves that it does what a home must, and writes the configuration.
+    """
+    from broker.config import load
+
+    config = load()
+    answers = Answers(store, bucket, region, account, endpoint, key_stdin)
+    if config.home and not replace and not bucket:
+        raise _another(config)
+    founded = set_up(screen, config, answers, replace=replace)
+    if screen.json:
+        screen.data(_as_json(founded))
+    elif screen.quiet:
+        screen.line(founded.url)
+    return 0
+
+
+def set_up(screen: Screen, config: Config, answers: Answers, *, replace: bool) -> Founded:
+    """Ask, make, prove, write. Raises what keeps it from being a home; then the configuration is as it was."""
+    from broker import configfile
+    from broker.founding import found
+
+    ground = _ground(screen, answers)
+    anew = bool(config.home) and config.home != ground.url
+    if anew and not replace:
+        raise _another(config)
+    if anew:
+        _refuse_while_in_use(config)
+
+    def tell(finding: Finding) -> None:
+        screen.say(f"{'✓' if finding.ok else '–'} {finding.what}: {finding.found}")
+        if not finding.ok and finding.fix:
+            screen.say(f"  try: {finding.fix}", style="dim")
+
+    with screen.waiting(f"{ground.kind.title} to answer"):
+        founded = found(ground, config, tell)
+    configfile.change(
+        config.file,
+        lambda document: configfile.with_home(document, founded.url, founded.settings, anew=anew or not config.home),
+    )
+    if ground.kind.price is not None:
+        screen.say(f"  price: {ground.kind.price.of(SAMPLE_GB)}")
+    screen.say(f"{founded.url} is the home of every job from now on, says {config.file}")
+    return founded
+
+
+def _ground(screen: Screen, answers: Answers) -> Ground:
+    """Everything that is needed to know the store, from the command line or from the person."""
+    from broker.founding import Ground
+    from broker.stores import REGIONS, named, split
+
+    kind, url = named(answers.store or _chosen(screen))
+    account = answers.account
+    if "account" in kind.asks and not answers.endpoint and not account:
+        account = _answer(screen, "Cloudflare account id", "--account")
+    region = answers.region or kind.region
+    if "region" in kind.asks and not region:
+        region = _answer(screen, "Region", "--region", REGIONS.get(kind.name, ""))
+    proposed = "" if kind.made_by_hand else f"spotbroker-{uuid.uuid4().hex[:8]}"
+    bucket, prefix = split(answers.bucket or _answer(screen, "Bucket", "--bucket", proposed))
+    settings = {"endpoint": answers.endpoint or url or kind.at(account=account, region=region), "region": region}
+    settings |= {"account_id": account} if account and answers.endpoint else {}
+    key, secret = _key(screen, kind, from_stdin=answers.key_stdin)
+    settings |= {"access_key_id": key, "secret_access_key": secret, **kind.settings}
+    return Ground(kind, bucket, prefix, {name: value for name, value in settings.items() if value})
+
+
+def _chosen(screen: Screen) -> str:
+    from broker.cli.tables import table
+    from broker.stores import KINDS
+
+    if screen.interactive:
+        made = table("", "STORE", "USD/GB-month", "READING", right=("USD/GB-month",))
+        for kind in KINDS.values():
+            reading = ("free" if not kind.price.reading else f"{kind.price.reading}/GB") if kind.price else ""
+            made.add_row(kind.name, kind.title, f"{kind.price.month}" if kind.price else "", reading)
+        made.add_row("URL", "any other S3-compatible store", "", "")
+        screen.say("Where shall jobs keep what must outlive machines?")
+        screen.say(made)
+    return _answer(screen, "Store", "--store", "r2")
+
+
+def _key(screen: Screen, kind: Kind, *, from_stdin: bool) -> tuple[str, str]:
+    """The key's id and its secret, never from the command line, where other users could read it."""
+    if from_stdin:
+        key, secret = sys.stdin.readline().strip(), sys.stdin.readline().strip()
+    else:
+        if not screen.interactive:
+            raise Usage("without a terminal nobody can be asked for a key", fix="give it on stdin: --key-stdin")
+        import getpass
+
+        screen.say(f"A key is made at {kind.keys}.")
+        key = _answer(screen, "Access key id", "--key-stdin")
+        secret = getpass.getpass("Secret access key (not shown): ", stream=sys.stderr).strip()
+    if not key or not secret:
+        raise Usage("a key has an id and a secret", fix="with --key-stdin each is a line of its own")
+    return key, secret
+
+
+def _answer(screen: Screen, what: str, option: str, proposed: str = "") -> str:
+    """What the person types, as it is typed; Enter takes what is proposed."""
+    if not screen.interactive:
+        raise Usage(f"without a terminal nobody can be asked: {what}?", fix=f"give {option}")
+    sys.stderr.write(f"{what}{f' [{proposed}]' if proposed else ''}: ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    if not answer:
+        raise KeyboardInterrupt
+    if not (answer.strip() or proposed):
+        raise Usage(f"{what} is needed", fix=f"give {option}")
+    return answer.strip() or proposed
+
+
+def _another(config: Config) -> Usage:
+    return Usage(
+        f"{config.file} names a home already: {config.home}",
+        fix="broker check says how it is; --replace puts another one in its place, and leaves what is in the old one",
+    )
+
+
+def _refuse_while_in_use(config: Config) -> None:
+    """The settings of the old home would go, and with them every running job's memory."""
+    from broker.job import jobs
+
+    if not (config.state / "jobs.db").exists() and not config.database:
+        return
+    if active := [job.id for job in jobs(active=True, config=config)]:
+        keep = f"{len(active)} jobs still keep" if len(active) > 1 else "1 job still keeps"
+        raise Usage(
+            f"{keep} its work in {config.home}: {', '.join(active[:3])}",
+            fix=f"broker wait {' '.join(active[:3])}, or broker stop them first",
+        )
+
+
+def _as_json(founded: Founded) -> dict[str, Any]:
+    return {
+        "home": founded.url,
+        "mint": founded.settings.get("mint", "none"),
+        "dedicated": bool(founded.settings.get("dedicated")),
+        "bytes_per_second": {"up": founded.speed.up, "down": founded.speed.down},
+        "findings": [{"what": f.what, "ok": f.ok, "found": f.found, "fix": f.fix} for f in founded.findings],
+    }
