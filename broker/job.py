@@ -19,9 +19,9 @@ from broker.task import load as load_task
 
 if TYPE_CHECKING:
     from broker.coverage import FieldReport
+    from broker.experience import Records
     from broker.home import Home
     from broker.mounts import Measured
-    from broker.experience import Records
     from broker.policy.choose import Decision
     from broker.policy.cost import Prospect
     from broker.policy.work import Left
@@ -41,7 +41,8 @@ class Plan:
     """What would be rented for a task, and why. `failures` names providers that did not answer.
 
     home: where the job's snapshots would go. size: bytes of the workdir, None without one. mounts: what else is brought
-    along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for.
+    along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for. left:
+    the work ahead, with what tells it; prospect: what the policy reckons with. deadline: seconds since the epoch.
     """
 
     task: Task
@@ -53,6 +54,17 @@ class Plan:
     mounts: tuple[Measured, ...] = ()
     fields: tuple[FieldReport, ...] = ()
     balance: str = ""
+    left: Left | None = None
+    prospect: Prospect | None = None
+    deadline: float | None = None
+
+    @property
+    def egress(self) -> tuple[float, float] | None:
+        """What a move takes out of the home: GiB, and USD per GiB where that machine reads; None where not known."""
+        if self.prospect is None or self.decision.offer is None or not self.prospect.checkpoint:
+            return None
+        price = self.prospect.egress_of(self.decision.offer)
+        return (self.prospect.checkpoint, price) if price is not None else None
 
 
 class Job:
@@ -201,12 +213,15 @@ class Job:
         if held:
             self.store.ask(self.id, wish_to_move(held[-1].generation, now=now))
 
-    def resume(self, secrets: Mapping[str, str] | None = None) -> Job:
+    def resume(
+        self, secrets: Mapping[str, str] | None = None, *, budget: float | None = None, deadline: str = ""
+    ) -> Job:
         """Take an ended job up again, from its newest snapshot, with the task and workdir that it was submitted with.
 
         Some broker has to drive it then, as after `submit`. secrets: values of the task's secrets, which were forgotten
-        at the job's end; those not given are looked for in the environment and in the task's file. Raises ConfigError
-        for one that is nowhere, and for a job that runs or has succeeded.
+        at the job's end; those not given are looked for in the environment and in the task's file. budget, deadline: in
+        the place of the task's; a budget counts what was spent before, a deadline such as `6h` from now on. Raises
+        ConfigError for a secret that is nowhere, for a job that runs or has succeeded, and for a limit that is passed.
         """
         from broker.state import JobState
         from broker.vault import seal
@@ -214,12 +229,31 @@ class Job:
         row = self.refresh().row
         state = JobState.from_json(row.state) if row.state else JobState(self.id)
         found = self._secrets(secrets or {})
-        if not self.store.revive(self.id, state.again().to_json(), seal(self.config.state, found)):
+        limits = self._limits(budget, deadline)
+        if not self.store.revive(self.id, state.again().to_json(), seal(self.config.state, found), **limits):
             word = "has succeeded" if self.status == "succeeded" else f"is {self.status}"
             raise errors.ConfigError(f"{self.id} {word}: there is nothing to take up again")
         word = "from its newest snapshot" if state.parents else "from the beginning: no machine of it ever started"
         self.store.event(self.id, "submitted", f"taken up again, {word}", generation=state.generation)
         return self.refresh()
+
+    def _limits(self, budget: float | None, deadline: str) -> dict[str, Any]:
+        """The columns that hold a job's limits, as they are when it is taken up again."""
+        task = self.task
+        if budget is not None or deadline:
+            task = dataclasses.replace(task, budget=budget or task.budget, deadline=deadline or task.deadline)
+        if task.budget is not None and task.budget <= self.spent:
+            raise errors.ConfigError(
+                f"{self.id} has spent {self.spent:.4f} of its budget of {task.budget:g} USD",
+                fix=f"broker resume {self.id} --budget USD, with more than that",
+            )
+        prepared = {**(self.row.prepared or {}), **_deadline(task)}
+        if prepared.get("deadline", float("inf")) <= time.time():
+            raise errors.ConfigError(
+                f"the deadline of {self.id}, {task.deadline}, has passed",
+                fix=f"broker resume {self.id} --deadline TIME, such as 6h",
+            )
+        return {"prepared": prepared, "task": {**self.row.task, "budget": task.budget, "deadline": task.deadline}}
 
     def _secrets(self, given: Mapping[str, str]) -> dict[str, str]:
         """The values of the task's secrets, from the caller, the environment or the task's file."""
@@ -411,7 +445,7 @@ def submit(task: Task, *, config: Config, store: Store, decision: Decision | Non
     task = consented(task.with_hidden_sealed(), config.state)
     job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
-    prepared = prepare(job_id, task, home, config)
+    prepared = {**prepare(job_id, task, home, config), **_deadline(task)}
     row = JobRow(
         id=job_id,
         name=task.name,
@@ -426,6 +460,13 @@ def submit(task: Task, *, config: Config, store: Store, decision: Decision | Non
     store.add_job(row)
     store.event(job_id, "submitted", f"submitted; home {home}", once="")
     return Job(store.job(job_id), config, store)
+
+
+def _deadline(task: Task) -> dict[str, float]:
+    """When the work must be done, fixed now, so that `6h` does not begin anew with every broker."""
+    from broker.policy.due import moment
+
+    return {"deadline": moment(task.deadline, time.time())} if task.deadline else {}
 
 
 def run(

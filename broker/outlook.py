@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker import errors
+from broker.document import Problem, refuse
 from broker.experience import Measured, Records
 from broker.home import JobKeys
 from broker.offer import Market, Offer
@@ -26,11 +27,16 @@ from broker.policy.work import UNKNOWN, Left, Stay, left
 from broker.restore import read_manifest
 from broker.state import JobState
 from broker.store import JobRow, PlacementRow
-from broker.task import Task
+from broker.task import InvalidTaskError, Task
 from broker.world import World
 
 HISTORY = 14 * 86_400.0
 """Seconds of a zone's past that are looked at: as long as the timing's benchmark gives."""
+NO_WORK = Problem(
+    "deadline",
+    "cannot be held: nothing tells how much work there is",
+    "add `work: {hours: 6, on: A100}`, or `work: {steps: 20000}` once a job of this task has run",
+)
 STATE_FILE = "trainer_state.json"
 BIGGEST_STATE = 64 * 1024 * 1024
 
@@ -81,9 +87,14 @@ def relative(speed: Mapping[str, float], on: str | None) -> dict[str, float]:
 
 
 def planned(task: Task, home: str, home_config: Mapping[str, str], records: Records | None, now: float) -> Outlook:
-    """For a task that is no job yet. records: what this installation has seen, None where it has seen nothing."""
+    """For a task that is no job yet. records: what this installation has seen, None where it has seen nothing.
+
+    Raises InvalidTaskError for a deadline where nothing tells how much work there is.
+    """
     measured = records.measured(task) if records is not None else Measured()
     work = _left(task, (), None, measured)
+    if task.deadline and work.hours is None:
+        refuse((NO_WORK,), str(task.source or ""), kind=InvalidTaskError)
     due = Due(moment(task.deadline, now)) if task.deadline else None
     wish = replace(wish_of(task), prospect=_prospect(task, work, measured, home, home_config, resumed=False))
     return Outlook(wish, records.experience() if records else Experience(), work, due, measured)

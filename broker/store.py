@@ -265,12 +265,15 @@ class Store:
         with self.engine.begin() as db:
             db.execute(sa.update(jobs).where(jobs.c.id == job).values(**values))
 
-    def revive(self, job: str, state: Mapping[str, Any], secrets: bytes | None) -> bool:
-        """Make a job that has ended otherwise than by success one that nobody has started; False if it is none."""
+    def revive(self, job: str, state: Mapping[str, Any], secrets: bytes | None, **changed: Any) -> bool:
+        """Make a job that has ended otherwise than by success one that nobody has started; False if it is none.
+
+        changed: columns that are to be other than they were.
+        """
         query = sa.update(jobs).where(jobs.c.id == job, jobs.c.status.in_(ENDED), jobs.c.status != "succeeded")
         fresh = {"status": "pending", "want": None, "message": "", "fix": "", "claimed_by": None}
         with self.engine.begin() as db:
-            values = {**fresh, "exit_code": None, "ended_at": None, "state": dict(state), "secrets": secrets}
+            values = {**fresh, **changed, "exit_code": None, "ended_at": None, "state": dict(state), "secrets": secrets}
             return db.execute(query.values(**values)).rowcount == 1
 
     def ask(self, job: str, want: str) -> None:

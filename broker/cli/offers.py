@@ -222,12 +222,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
+    from broker.cli.limits import limit_lines
     from broker.cli.tables import size
     from broker.cli.trusting import cost_of_refusing
     from broker.guest.mask import too_short
 
     ranked = [reason.removeprefix("ranked ") for reason in plan.decision.reasons if reason.startswith("ranked ")]
-    lines = [("ranked", text) for text in ranked]
+    lines = [("ranked", text) for text in ranked] + limit_lines(plan)
     lines += [("home", f"{plan.home} keeps snapshots, logs and results")]
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))

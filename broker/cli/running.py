@@ -104,6 +104,12 @@ def resume_verb(
         bool, typer.Option("-d", "--detach", help="Return at once; a background broker goes on.")
     ] = False,
     env: EnvOption = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="USD", help="In the task's place; what was spent counts.")
+    ] = None,
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="TIME", help="In the task's place: 6h from now, or 07:30.")
+    ] = "",
 ) -> int:
     """Take an ended job up again, from its newest snapshot.
 
@@ -115,7 +121,7 @@ def resume_verb(
     from broker.job import get
 
     config = load()
-    job = get(name, config=config).resume(pairs(env))
+    job = get(name, config=config).resume(pairs(env), budget=budget, deadline=deadline)
     with left_in_hands(screen, job, config):
         if detach:
             return _detached(screen, job, config)

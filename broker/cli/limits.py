@@ -1,0 +1,35 @@
+"""What the plan says of a task's limits: the work left, the deadline, the budget, and what each move takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.job import Plan
+
+
+def limit_lines(plan: Plan) -> list[tuple[str, str]]:
+    """Lines for the foot of the plan."""
+    from broker.policy.decision import clock, money
+
+    lines: list[tuple[str, str]] = []
+    if plan.left is not None and plan.left.hours is not None:
+        lines.append(("work", f"{plan.left.hours:.3g} h left, by {plan.left.source}"))
+    timing, offer = plan.decision.timing, plan.decision.offer
+    if plan.deadline is not None:
+        told = [reason for reason in plan.decision.reasons if "deadline in " in reason]
+        lines.append(("deadline", "; ".join([clock(plan.deadline), *told])))
+    if timing is not None:
+        lines.append(("timing", timing.reason))
+    if plan.task.budget is not None and offer is not None:
+        hours, finish = plan.task.budget / offer.hourly, plan.decision.ranked[0].finish
+        text = f"{money(plan.task.budget)} USD pay for {hours:.3g} h of this machine"
+        if finish is not None:
+            word = "more than that" if finish.total > plan.task.budget else "within it"
+            text += f"; finishing is expected to cost {money(finish.total)}, {word}"
+        lines.append(("budget", text))
+    if plan.egress is not None:
+        size, price = plan.egress
+        text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD, as checkpoints of this task were"
+        lines.append(("egress per move", text))
+    return lines
