@@ -435,15 +435,20 @@ def _fields(task: Task) -> tuple[FieldReport, ...]:
     return tuple(fields_report(document(task.source)))
 
 
-def submit(task: Task, *, config: Config, store: Store, decision: Decision | None = None) -> Job:
-    """Write a job down and put what is frozen of it into its home. Nothing is rented yet."""
+def submit(
+    task: Task, *, config: Config, store: Store, decision: Decision | None = None, job_id: str = ""
+) -> Job:  # fmt: skip
+    """Write a job down and put what is frozen of it into its home. Nothing is rented yet.
+
+    job_id: of whoever must be able to do this twice and have one job, such as a schedule; else a new one.
+    """
     from broker.consent import consented
     from broker.placement import prepare
     from broker.store import JobRow
     from broker.vault import seal
 
     task = consented(task.with_hidden_sealed(), config.state)
-    job_id = f"{task.slug}-{uuid.uuid4().hex[:6]}"
+    job_id = job_id or f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
     prepared = {**prepare(job_id, task, home, config), **_deadline(task)}
     row = JobRow(

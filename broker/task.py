@@ -325,8 +325,7 @@ class Task:
     @property
     def slug(self) -> str:
         """The name as object stores and every cloud's tags can hold it: a-z, 0-9 and `-`, at most 40 characters."""
-        plain = unicodedata.normalize("NFKD", self.name).encode("ascii", "ignore").decode().lower()
-        return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-") or "task"
+        return slug_of(self.name)
 
     @property
     def queries(self) -> tuple[OfferQuery, ...]:
@@ -452,6 +451,12 @@ def load(
             fix=f"give a task file, or one of the bundled tasks: {', '.join(bundled.names())}",
         )
     return Task.from_yaml(path, envs=envs, secrets=secrets, environ=environ)
+
+
+def slug_of(name: str) -> str:
+    """A name in a-z, 0-9 and `-`, at most 40 characters."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:40].strip("-") or "task"
 
 
 def _resources(data: Iterable[Mapping[str, Any]]) -> tuple[Resources, ...]:
