@@ -36,8 +36,12 @@ CAPACITY = re.compile(
 BALANCE = re.compile(r"you need at least \$|insufficient (balance|credits?|funds)|balance is too low", re.IGNORECASE)
 SPEND = re.compile(r"spend(ing)? (limit|cap)", re.IGNORECASE)
 GONE = re.compile(r"pod[ _]not[ _]found", re.IGNORECASE)
-SPOT_FIELD = re.compile(r"podRentInterruptable", re.IGNORECASE)
-UNKNOWN_WORD = re.compile(r"cannot query|unknown|not defined|removed|no longer supported|deprecated", re.IGNORECASE)
+# The mutation or its input's type is unknown; not: a field within that input is.
+NO_SPOT = re.compile(
+    r"(cannot query field|unknown (type|field|mutation)|no (such )?(field|mutation|type))\W+podRentInterruptable|"
+    r"podRentInterruptable\w*\W.{0,40}(removed|no longer|deprecated|not (supported|available)|does not exist|unknown)",
+    re.IGNORECASE,
+)
 FAULT = re.compile(r"something went wrong|internal server error", re.IGNORECASE)
 INVALID = ("GRAPHQL_VALIDATION_FAILED", "GRAPHQL_PARSE_FAILED", "BAD_USER_INPUT")
 
@@ -74,7 +78,7 @@ def graph(errors: Sequence[Mapping[str, Any]], *, creating: bool = False) -> Pro
     extensions = errors[0].get("extensions")
     code = str(extensions.get("code") or "") if isinstance(extensions, Mapping) else ""
     told = {"provider": NAME, "code": code or text}
-    if SPOT_FIELD.search(text) and (code in INVALID or UNKNOWN_WORD.search(text)):
+    if NO_SPOT.search(text):
         return Withdrawn(f"RunPod's API rents out no spot pods any more: {text}", **told)
     if CAPACITY.search(text):
         return NoCapacity(text, **told)

@@ -59,7 +59,8 @@ class RunPod(Wire):
 
     boot: seconds from creation to RUNNING. Switches: spot_removed (the mutation is unknown), graphql_retired (404),
     pod_key_may (what a pod's own key may do), outbid_as (EXITED or TERMINATED), retry_after (a 429 names it), enforce
-    (REST's minute quota), throttle_rest (that quota is used up). machines: pods really run in them.
+    (REST's minute quota), throttle_rest (that quota is used up), hide_spot_from_rest.
+    machines: pods really run in them.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class RunPod(Wire):
         self.terminate_after_known = True
         self.retry_after = True
         self.enforce = True
-        self.throttle_rest = False
+        self.throttle_rest = self.hide_spot_from_rest = False
         self.pod_key_may = {"terminate", "stop"}
         self.outbid_as = "EXITED"
         self.stock: dict[tuple[str, str], str | None] = {}
@@ -134,7 +135,7 @@ class RunPod(Wire):
         if (plain := self.faults.take("throttle")) is not None:
             return self._throttled(plain)
         name = self._name_of(call)
-        if (status := self.faults.take(name)) is not None:
+        if (status := self.faults.take(name) or self.faults.take(call.path)) is not None:
             if status == "drop":
                 raise Dropped
             return Answer(int(status), "<html>upstream fault</html>", kind="text/html")

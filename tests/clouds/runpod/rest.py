@@ -64,7 +64,9 @@ class Rest:
             case _ if owner != "account":
                 raise Problem(403, "this key is for one pod")
             case "GET", ["pods"]:
-                shown = [pod.rest() for pod in self.cloud.visible() if pod.desired != "TERMINATED"]
+                hidden = self.cloud.hide_spot_from_rest
+                pods = [pod for pod in self.cloud.visible() if pod.desired != "TERMINATED"]
+                shown = [pod.rest() for pod in pods if not (pod.spot and hidden)]
                 return 200, self.cloud.check_answer("ListPodsResponse", {"pods": shown})
             case "POST", ["pods"]:
                 return self._create(call.body)
@@ -81,7 +83,7 @@ class Rest:
 
     def _pod(self, pod_id: str) -> Pod:
         pod = self.cloud.pods.get(pod_id)
-        if pod is None or pod.desired == "TERMINATED":
+        if pod is None or pod.desired == "TERMINATED" or (pod.spot and self.cloud.hide_spot_from_rest):
             raise Problem(404, "pod not found")
         return pod
 

@@ -1,0 +1,610 @@
+"""RunPod's pods: what is asked for, what a refusal means, who ended a pod, and what lies cannot break."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clouds.runpod.cloud import JUDGE, RunPod, command_of
+from clouds.runpod.graph import Refused
+from clouds.runpod.hand import opened
+from clouds.runpod.rest import Problem
+
+from broker.contract import wrap
+from broker.errors import (
+    Ambiguous,
+    AuthFailed,
+    InvalidRequest,
+    NoCapacity,
+    ProviderError,
+    ProviderUnavailable,
+    QuotaExceeded,
+    RateLimited,
+)
+from broker.offer import Market, Offer, OfferQuery
+from broker.provider import Cause, Instance, LaunchRequest, State
+from broker.testing import wait_for
+from broker.testing.conformance import request_for
+from broker_runpod import RunPodProvider, guest, pods
+from broker_runpod.provider import bid_per_gpu
+
+CASES = Path(__file__).parents[3] / "shared" / "cases" / "inputs"
+FOUR_A40 = OfferQuery(gpu="A40", gpu_count=4)
+
+
+@pytest.fixture
+def cloud() -> Iterator[RunPod]:
+    made = RunPod()
+    made.start()
+    yield made
+    made.close()
+    assert not made.faults_of_ours
+
+
+@pytest.fixture
+def provider(cloud: RunPod, tmp_path: Path) -> RunPodProvider:
+    return opened(cloud, tmp_path)
+
+
+def offer_of(provider: RunPodProvider, market: Market, query: OfferQuery = FOUR_A40) -> Offer:
+    return min(provider.offers(replace(query, markets=(market,))), key=lambda offer: offer.key)
+
+
+def listed(provider: RunPodProvider, instance: Instance) -> Instance | None:
+    return next((each for each in provider.instances() if each.id == instance.id), None)
+
+
+def sent(cloud: RunPod, path: str = "/graphql", word: str = "podRentInterruptable") -> dict[str, Any]:
+    """The input of the last creating call."""
+    call = [call for call in cloud.calls if call.path == path and word in json.dumps(call.body)][-1]
+    return call.body["variables"]["input"] if path == "/graphql" else call.body
+
+
+# Case 1: bids are per card
+
+
+def test_a_bid_is_sent_per_card_and_booked_for_the_whole_pod(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    assert (sent(cloud)["bidPerGpu"], sent(cloud)["gpuCount"]) == (0.28, 4)
+    disk = 20 * 0.10 / 730
+    assert instance.hourly == pytest.approx(1.12 + disk)
+    assert cloud.pods[instance.id].hourly == pytest.approx(1.12)
+
+
+def test_case_1_with_its_own_numbers(provider: RunPodProvider) -> None:
+    if not (CASES / "c01_offer.json").is_file():
+        pytest.skip("the shared cases are not here")
+    case = json.loads((CASES / "c01_offer.json").read_text(encoding="utf-8"))
+    offer = offer_of(provider, Market.SPOT)
+    assert offer.price == pytest.approx(case["gpu_count"] * case["spot_price_per_gpu"]) == pytest.approx(1.12)
+    assert bid_per_gpu(request_for(offer), case["gpu_count"]) == case["spot_price_per_gpu"]
+    most = case["gpu_count"] * case["on_demand_price_per_gpu"]
+    assert offer.extra["on_demand"] == pytest.approx(most) == pytest.approx(1.76)
+
+
+@pytest.mark.parametrize(("bid", "each"), [(None, 0.28), (1.12, 0.28), (1.5, 0.375), (1.76, 0.44), (9.0, 0.44)])
+def test_no_bid_is_above_the_same_pod_on_demand(provider: RunPodProvider, bid: float | None, each: float) -> None:
+    request = replace(request_for(offer_of(provider, Market.SPOT)), bid=bid)
+    assert bid_per_gpu(request, 4) == pytest.approx(each)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 8])
+def test_a_rounded_bid_never_falls_below_what_was_meant(provider: RunPodProvider, count: int) -> None:
+    request = replace(request_for(offer_of(provider, Market.SPOT)), bid=1.0)
+    assert count * bid_per_gpu(request, count) >= 1.0 - 1e-9
+
+
+# What is asked for
+
+
+def test_a_pod_is_made_of_the_request(cloud: RunPod, provider: RunPodProvider) -> None:
+    for market, path, word in ((Market.SPOT, "/graphql", "podRent"), (Market.ON_DEMAND, "/v2/pods", "gpu")):
+        offer = offer_of(provider, market)
+        request = replace(request_for(offer, job="digits-0a1b2c"), disk=33.2, container="ghcr.io/acme/train:7")
+        pod = cloud.pods[provider.launch(request).id]
+        assert (pod.image, pod.disk, pod.gpu_count, pod.gpu_id) == ("ghcr.io/acme/train:7", 34, 4, "NVIDIA A40")
+        assert (pod.cloud, pod.centre) == ("SECURE", offer.zone)
+        assert pod.name == "sb-conformance-digits-0a1b2c-1"
+        assert sent(cloud, path, word)["name"] == pod.name
+
+
+def test_a_spot_pod_has_a_time_at_which_runpod_ends_it(cloud: RunPod, provider: RunPodProvider) -> None:
+    request = request_for(offer_of(provider, Market.SPOT))
+    pod = cloud.pods[provider.launch(request).id]
+    ends = time.mktime(time.strptime(pod.terminate_after, "%Y-%m-%dT%H:%M:%S.000Z")) - time.timezone
+    assert 0 < ends - request.end_by <= 901
+
+
+def test_where_that_time_is_refused_the_pod_is_made_without_it(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.terminate_after_known = False
+    pod = cloud.pods[provider.launch(request_for(offer_of(provider, Market.SPOT))).id]
+    assert not pod.terminate_after
+    assert len(cloud.pods) == 1
+
+
+def test_the_network_volume_is_mounted_in_both_markets(cloud: RunPod, tmp_path: Path) -> None:
+    provider = opened(cloud, tmp_path, network_volume="vol0example", volume_path="/data")
+    for market in (Market.SPOT, Market.ON_DEMAND):
+        offer = offer_of(provider, market)
+        instance = provider.launch(request_for(offer))
+        pod = cloud.pods[instance.id]
+        assert (pod.volume, pod.volume_path, pod.centre) == ("vol0example", "/data", "EU-RO-1")
+        assert instance.hourly == pytest.approx(offer.hourly)
+
+
+@pytest.mark.parametrize("args", [pods.docker_args(), pods.rest_args()], ids=["graphql", "rest"])
+def test_the_script_is_the_first_process_byte_for_byte(tmp_path: Path, args: str) -> None:
+    """Both forms of a start command `exec` the script from the environment, quotes and all."""
+    if shutil.which("base64") is None:
+        pytest.skip("there is no base64 here")
+    script = "#!/bin/sh\nX='a \"b\" $(id) `id` \\n'\nprintf '%s|%s' \"$X\" $$\n# ünïcode ✓\n"
+    offer = Offer("runpod", "secure", "", "1x T SECURE", Market.SPOT, 1.0)
+    env = pods.env_of(request_for(offer, user_data=script), "")
+    process = subprocess.Popen(
+        command_of(args),
+        env={**env, "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate(timeout=20)
+    assert out == f'a "b" $(id) `id` \\n|{process.pid}', err
+
+
+def test_every_body_that_is_sent_is_as_runpods_own_file_says(cloud: RunPod, provider: RunPodProvider) -> None:
+    if not JUDGE.present:
+        pytest.skip("RunPod's OpenAPI file is not here")
+    assert JUDGE.wrong("CreatePodRequest", {"name": "x", "image": "i", "gpu": {"id": "g"}, "interruptible": True})
+    provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    assert JUDGE.wrong("CreatePodRequest", sent(cloud, "/v2/pods", "gpu")) == []
+
+
+def test_a_name_that_no_pod_can_have_is_refused_before_anything_is_sent(
+    cloud: RunPod, provider: RunPodProvider
+) -> None:
+    request = request_for(offer_of(provider, Market.SPOT), job="j" * 200)
+    with pytest.raises(InvalidRequest, match="cannot be a pod's name"):
+        provider.launch(request)
+    assert not cloud.pods
+
+
+def test_labels_travel_and_come_back(cloud: RunPod, provider: RunPodProvider) -> None:
+    request = request_for(offer_of(provider, Market.ON_DEMAND))
+    request = replace(request, tags={**request.tags, "team": 'vision "2"', "Owner.Name": "ünï"})
+    instance = provider.launch(request)
+    found = listed(provider, instance)
+    assert found is not None
+    assert dict(found.tags) == dict(request.tags)
+
+
+def test_a_pod_whose_environment_is_not_told_is_still_ours(cloud: RunPod, provider: RunPodProvider) -> None:
+    request = request_for(offer_of(provider, Market.ON_DEMAND), job="a-b-7-c", generation=12)
+    instance = provider.launch(request)
+    cloud.pods[instance.id].env.clear()
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.installation, found.job, found.generation) == ("conformance", "a-b-7-c", 12)
+
+
+def test_pods_of_others_are_none_of_ours(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    pod = cloud.pods[instance.id]
+    pod.env.clear()
+    for name in ("my pod", "sb", "sb-x", "sb-x-y", "SB-a-b-1", "sb-a-b-c"):
+        pod.name = name
+        assert provider.instances() == [], name
+
+
+# Refusals
+
+CREDIT = "on-demand pod. You need at least $3.59 (current: $3.01, deficit: $0.58)."
+CAPACITY = [
+    "There are no longer any instances available with the requested specifications. Please refresh and try again.",
+    "There are no longer any instances available with the request specifications. Please try again later.",
+    "There are no instances available with the request specifications. Please try again later.",
+    "There are no longer any instances available with enough disk space.",
+    "start pod: There are not enough free GPUs on the host machine to start this pod.",
+]
+
+
+@pytest.mark.parametrize("text", [*CAPACITY, *(text.upper() for text in CAPACITY)])
+def test_every_spelling_of_no_capacity_is_no_capacity(cloud: RunPod, provider: RunPodProvider, text: str) -> None:
+    """Case 18: not one spelling of it stops a job."""
+    for market, told in ((Market.SPOT, Refused(text)), (Market.ON_DEMAND, Problem(400, text))):
+        cloud.faults.add("refuse", told)
+        with pytest.raises(NoCapacity):
+            provider.launch(request_for(offer_of(provider, market)))
+    assert not cloud.pods
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "code"),
+    [
+        (Refused(CREDIT), AuthFailed, "RUNPOD"),
+        (Refused("spend limit of $80/hr reached"), QuotaExceeded, "RUNPOD"),
+        (Refused("Something went wrong. Please try again later or contact support."), Ambiguous, "RUNPOD"),
+        (Refused("boom", "INTERNAL_SERVER_ERROR"), Ambiguous, "INTERNAL_SERVER_ERROR"),
+        (Refused("no", "FORBIDDEN"), AuthFailed, "FORBIDDEN"),
+        (Refused("bad gpu", "BAD_USER_INPUT"), InvalidRequest, "BAD_USER_INPUT"),
+        (Refused("never heard of", "NEW_WORD_2027"), ProviderError, "NEW_WORD_2027"),
+    ],
+)
+def test_what_graphql_refuses_with_status_200(
+    cloud: RunPod, provider: RunPodProvider, told: Refused, kind: type[ProviderError], code: str
+) -> None:
+    cloud.faults.add("refuse", told)
+    with pytest.raises(ProviderError) as caught:
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    assert type(caught.value) is kind
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        (Problem(402, "Insufficient balance."), AuthFailed),
+        (Problem(403, "Your account cannot access the requested pool."), QuotaExceeded),
+        (Problem(400, "spending cap reached"), QuotaExceeded),
+        (Problem(400, "a rule about mounts was broken"), ProviderError),
+        (Problem(422, "the body does not match the contract"), InvalidRequest),
+        (Problem(429, "rate limit exceeded for the minute window"), RateLimited),
+        (Problem(500, "upstream"), Ambiguous),
+        (Problem(503, "upstream"), Ambiguous),
+    ],
+)
+def test_what_rest_refuses(cloud: RunPod, provider: RunPodProvider, told: Problem, kind: type[ProviderError]) -> None:
+    offer = offer_of(provider, Market.ON_DEMAND)
+    cloud.faults.add("refuse", told)
+    with pytest.raises(ProviderError) as caught:
+        provider.launch(request_for(offer))
+    assert type(caught.value) is kind
+    if isinstance(caught.value, QuotaExceeded):
+        assert offer.key.startswith(caught.value.scope)
+    if isinstance(caught.value, AuthFailed):
+        assert "add credit" in caught.value.fix
+
+
+def test_a_429_in_plain_text_without_a_time_is_waited_out(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.retry_after = False
+    instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    cloud.faults.add("throttle", "plain", times=2)
+    pauses: list[float] = []
+    found = wrap(provider, sleep=pauses.append).instances()
+    assert [each.id for each in found] == [instance.id]
+    assert pauses == [5.0, 5.0]
+
+
+def test_a_pod_that_costs_more_than_the_balance_is_not_made(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.balance = 1.0
+    for market in (Market.SPOT, Market.ON_DEMAND):
+        with pytest.raises(AuthFailed, match="You need at least"):
+            provider.launch(request_for(offer_of(provider, market)))
+    assert not cloud.pods
+
+
+# The spot API, while it answers
+
+
+def test_a_mutation_that_is_unknown_is_no_capacity_and_said_once_a_day(
+    cloud: RunPod, provider: RunPodProvider, tmp_path: Path
+) -> None:
+    request = request_for(offer_of(provider, Market.SPOT))
+    cloud.spot_removed = True
+    with pytest.raises(NoCapacity, match="rents out no spot pods any more") as caught:
+        provider.launch(request)
+    assert not isinstance(caught.value, InvalidRequest)
+    later = opened(cloud, tmp_path)  # another process
+    spot = [offer for offer in later.offers(FOUR_A40) if offer.market is Market.SPOT]
+    assert spot
+    assert all("no spot pods any more" in offer.blocked for offer in spot), "shown, and not chosen for a day"
+    assert not [offer for offer in later.offers(FOUR_A40) if offer.market is Market.ON_DEMAND and offer.blocked]
+    mark = tmp_path / "runpod" / "spot-withdrawn"
+    mark.write_text(repr(time.time() - 86_401))
+    assert not any(offer.blocked for offer in opened(cloud, tmp_path).offers(FOUR_A40)), "a day later it is tried again"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Cannot query field "podRentInterruptable" on type "Mutation".',
+        'Unknown type "PodRentInterruptableInput".',
+        "podRentInterruptable has been removed from the RunPod API",
+        'The field "podRentInterruptable" is deprecated.',
+    ],
+)
+def test_every_spelling_of_a_mutation_that_is_gone(cloud: RunPod, provider: RunPodProvider, text: str) -> None:
+    cloud.faults.add("refuse", Refused(text, "BAD_REQUEST"))
+    with pytest.raises(NoCapacity, match="tried again in a day"):
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+
+
+def test_null_without_an_error_is_no_capacity(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.faults.add("null spot")
+    with pytest.raises(NoCapacity):
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    assert provider.launch(request_for(offer_of(provider, Market.SPOT))).id, "and the next one is asked as ever"
+
+
+def test_spot_is_no_capacity_when_graphql_is_gone(cloud: RunPod, provider: RunPodProvider) -> None:
+    request = request_for(offer_of(provider, Market.SPOT))
+    cloud.graphql_retired = True
+    with pytest.raises(NoCapacity):
+        provider.launch(request)
+
+
+def test_pods_on_demand_live_on_when_graphql_is_gone(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    cloud.graphql_retired = True
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.id, found.hourly) == (instance.id, pytest.approx(instance.hourly))
+    provider.terminate(instance)
+    provider.terminate(instance)
+    assert listed(provider, instance) is None
+
+
+# Who ended it
+
+
+def running(cloud: RunPod, provider: RunPodProvider, market: Market = Market.SPOT) -> Instance:
+    instance = provider.launch(request_for(offer_of(provider, market)))
+    assert wait_for(lambda: cloud.pods[instance.id].status == "RUNNING", 5.0)
+    return instance
+
+
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [
+        ("Outbid: Fri Jul 12 2024 15:14:40 GMT-0400 (Eastern Daylight Time)", Cause.PREEMPTED),
+        ("OUTBID: x", Cause.PREEMPTED),
+        ("Exited by user: Fri Jul 12 2024 15:14:40 GMT-0400 (Eastern Daylight Time)", Cause.USER),
+        ("Exited by User: x", Cause.USER),
+        ("Exited by Runpod: x", Cause.FAILED),
+        ("Exited by RunPod: x", Cause.FAILED),
+        ("Rented by User: x", None),
+        ("", None),
+        ("something new: x", None),
+    ],
+)
+def test_causes_are_runpods_own_words(cloud: RunPod, provider: RunPodProvider, word: str, cause: Cause | None) -> None:
+    instance = running(cloud, provider)
+    cloud.pods[instance.id].end("EXITED", "x")
+    cloud.pods[instance.id].word = word
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.state, found.cause) == (State.STOPPED, cause)
+    assert found.ended_at == (1720811680.0 if "15:14:40" in word else None)
+
+
+def test_an_outbid_pod_that_was_terminated_is_a_preemption_too(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = running(cloud, provider)
+    cloud.outbid(instance.id, as_="TERMINATED")
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.state, found.cause) == (State.TERMINATED, Cause.PREEMPTED)
+
+
+@pytest.mark.parametrize("desired", ["CREATED", "RESTARTING", "PAUSED", "DEAD", "MIGRATING_2027"])
+def test_no_state_is_unknown(cloud: RunPod, provider: RunPodProvider, desired: str) -> None:
+    """skypilot #9356: a state missing in the map was a KeyError."""
+    instance = running(cloud, provider)
+    cloud.pods[instance.id].desired = desired
+    found = listed(provider, instance)
+    assert found is not None
+    assert found.state is (State.STOPPED if desired in ("PAUSED", "DEAD") else State.RUNNING)
+
+
+def test_a_container_in_an_unrecoverable_state_has_failed(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = running(cloud, provider, Market.ON_DEMAND)
+    cloud.pods[instance.id].failed = True
+    cloud.pods[instance.id].end("EXITED", "")
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.state, found.cause) == (State.STOPPED, Cause.FAILED)
+
+
+def test_a_pod_that_pulls_its_image_is_not_running_yet(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.boot = 60.0
+    instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    assert cloud.pods[instance.id].desired == "RUNNING"
+    found = listed(provider, instance)
+    assert found is not None
+    assert found.state is State.PENDING
+
+
+@pytest.mark.parametrize("path", ["/v2/pods", "/graphql"])
+def test_half_a_list_is_no_list(cloud: RunPod, provider: RunPodProvider, path: str) -> None:
+    """Either of the two lists that fails is an error: pods that only it shows must not seem gone."""
+    instance = running(cloud, provider)
+    cloud.faults.add(path, 502)
+    with pytest.raises(ProviderUnavailable):
+        provider.instances()
+    assert listed(provider, instance) is not None
+
+
+# Case 24: the answer is lost, the pod is there
+
+
+@pytest.mark.parametrize("market", [Market.SPOT, Market.ON_DEMAND])
+def test_a_pod_that_was_made_without_an_answer_is_found_by_its_name(
+    cloud: RunPod, provider: RunPodProvider, market: Market
+) -> None:
+    cloud.faults.add("lose answer")
+    request = request_for(offer_of(provider, market), job="job7", generation=1)
+    with pytest.raises(Ambiguous):
+        provider.launch(request)
+    (pod,) = cloud.pods.values()
+    assert pod.name == "sb-conformance-job7-1"
+    (found,) = provider.instances()
+    assert (found.id, found.job, found.generation) == (pod.id, "job7", 1)
+
+
+@pytest.mark.parametrize("market", [Market.SPOT, Market.ON_DEMAND])
+def test_a_connection_that_breaks_during_creation_is_ambiguous(
+    cloud: RunPod, provider: RunPodProvider, market: Market
+) -> None:
+    offer = offer_of(provider, market)
+    cloud.faults.add("launch", "drop")
+    with pytest.raises(Ambiguous):
+        provider.launch(request_for(offer))
+
+
+# Ends
+
+
+def test_what_rest_does_not_know_graphql_is_told_to_terminate(cloud: RunPod, provider: RunPodProvider) -> None:
+    """Should REST not show spot pods, none may be left for that."""
+    instance = running(cloud, provider)
+    cloud.hide_spot_from_rest = True
+    provider.terminate(instance)
+    assert cloud.pods[instance.id].desired == "TERMINATED"
+
+
+def test_an_error_of_terminate_is_never_swallowed(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = running(cloud, provider)
+    cloud.faults.add("other", 503)
+    with pytest.raises(ProviderUnavailable):
+        provider.terminate(instance)
+    assert cloud.pods[instance.id].desired == "RUNNING"
+
+
+# The guest's half, against the same server
+
+
+def as_pod(monkeypatch: pytest.MonkeyPatch, cloud: RunPod, instance: Instance) -> dict[str, str]:
+    pod = cloud.pods[instance.id]
+    env = {"RUNPOD_POD_ID": pod.id, "RUNPOD_API_KEY": pod.key, "SPOTBROKER_RUNPOD_API": cloud.url}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("may", "ends_as"), [({"terminate", "stop"}, "TERMINATED"), ({"stop"}, "EXITED"), (set(), "RUNNING")]
+)
+def test_a_pod_ends_itself_by_its_own_key(
+    cloud: RunPod, provider: RunPodProvider, monkeypatch: pytest.MonkeyPatch, may: set[str], ends_as: str
+) -> None:
+    instance = running(cloud, provider)
+    cloud.pod_key_may = may
+    as_pod(monkeypatch, cloud, instance)
+    if may:
+        guest.end_machine("max_hours")
+    else:
+        with pytest.raises(OSError, match="403"):
+            guest.end_machine("max_hours")
+    assert cloud.pods[instance.id].desired == ends_as
+
+
+@pytest.mark.parametrize("tool", ["curl", "wget", "python3"])
+@pytest.mark.parametrize(
+    ("may", "ends_as"), [({"terminate", "stop"}, "TERMINATED"), ({"stop"}, "EXITED"), (set(), "RUNNING")]
+)
+def test_a_shell_ends_the_pod_with_whatever_the_image_has(
+    cloud: RunPod,
+    provider: RunPodProvider,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tool: str,
+    may: set[str],
+    ends_as: str,
+) -> None:
+    program = sys.executable if tool == "python3" else shutil.which(tool)
+    if program is None:
+        pytest.skip(f"there is no {tool} here")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / tool).symlink_to(program)
+    instance = running(cloud, provider)
+    cloud.pod_key_may = may
+    env = as_pod(monkeypatch, cloud, instance)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"why=end_by; {guest.END_COMMAND}"],
+        env={**env, "PATH": str(tmp_path / "bin")},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode == 0) == bool(may), done.stderr
+    assert cloud.pods[instance.id].desired == ends_as
+    assert not done.stdout
+    assert not done.stderr
+
+
+def test_a_pods_key_ends_no_other_pod(cloud: RunPod, provider: RunPodProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = running(cloud, provider), running(cloud, provider)
+    as_pod(monkeypatch, cloud, one)
+    monkeypatch.setenv("RUNPOD_POD_ID", other.id)
+    with pytest.raises(OSError, match="403"):
+        guest.end_machine("x")
+    assert cloud.pods[other.id].desired == "RUNNING"
+
+
+def test_sigterm_means_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 33: RunPod's only word is SIGTERM; there is nothing to ask."""
+    assert guest.sigterm_is_notice() == 5.0
+    assert guest.notice() is None
+
+
+def test_outside_a_pod_nothing_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNPOD_POD_ID", raising=False)
+    with pytest.raises(OSError, match="no pod that can end itself"):
+        guest.end_machine("x")
+
+
+# Money
+
+
+def test_the_balance_is_told_and_what_zero_does(cloud: RunPod, provider: RunPodProvider, tmp_path: Path) -> None:
+    cloud.balance = 7.5
+    assert provider.balance() == pytest.approx(7.5, abs=0.01)
+    plain = running(cloud, provider, Market.ON_DEMAND)
+    kept = opened(cloud, tmp_path, network_volume="vol0example")
+    with_volume = running(cloud, kept, Market.ON_DEMAND)
+    cloud.bankrupt()
+    assert listed(provider, plain) is None, "RunPod terminates what has no network volume"
+    found = listed(provider, with_volume)
+    assert found is not None
+    assert (found.state, found.cause) == (State.STOPPED, Cause.FAILED)
+    assert provider.balance() == pytest.approx(0.0, abs=0.001)
+
+
+def test_check_says_what_works(cloud: RunPod, provider: RunPodProvider, tmp_path: Path) -> None:
+    findings = {finding.what: finding for finding in provider.check()}
+    assert all(finding.ok for finding in findings.values())
+    assert findings["key"].found == "from [providers.runpod] key"
+    wrong = RunPodProvider({"api": cloud.url, "key": "rpa_WRONG"}, tmp_path).check()
+    assert [finding.what for finding in wrong if not finding.ok] == ["REST API v2", "GraphQL API"]
+    assert not any("rpa_WRONG" in finding.found + finding.fix for finding in wrong)
+    volume = opened(cloud, tmp_path, network_volume="vol-none").check()
+    assert [finding.what for finding in volume if not finding.ok] == ["network volume"]
+    cloud.spot_removed = True
+    with pytest.raises(NoCapacity):
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    (spot,) = [finding for finding in provider.check() if finding.what == "spot pods"]
+    assert not spot.ok
+
+
+def test_nothing_secret_is_in_what_runpod_is_told(cloud: RunPod, provider: RunPodProvider) -> None:
+    """Case 45: no key in an address, and none in a body."""
+    running(cloud, provider)
+    running(cloud, provider, Market.ON_DEMAND)
+    assert not [call for call in cloud.calls if "rpa_TESTKEY" in json.dumps([call.path, call.query, call.body])]
+    assert "rpa_TESTKEY" not in repr(provider.key)
+
+
+def request_survives(request: LaunchRequest) -> LaunchRequest:
+    return LaunchRequest.from_json(json.loads(json.dumps(request.to_json())))
+
+
+def test_a_frozen_request_launches_the_same_pod_as_before(cloud: RunPod, provider: RunPodProvider) -> None:
+    request = request_for(offer_of(provider, Market.SPOT))
+    first, second = provider.launch(request), provider.launch(request_survives(request))
+    assert cloud.pods[first.id].env == cloud.pods[second.id].env
