@@ -469,7 +469,7 @@ def submit(
 
 def _deadline(task: Task) -> dict[str, float]:
     """When the work must be done, fixed now, so that `6h` does not begin anew with every broker."""
-    from broker.policy.due import moment
+    from broker.schedule import moment
 
     return {"deadline": moment(task.deadline, time.time())} if task.deadline else {}
 

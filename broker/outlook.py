@@ -18,13 +18,14 @@ from broker.offer import Market, Offer
 from broker.policy import egress
 from broker.policy.cost import LOST, Prospect
 from broker.policy.decision import Wish
-from broker.policy.due import Due, moment, zone
+from broker.policy.due import Due, zone
 from broker.policy.hazard import Experience, hazard, model
 from broker.policy.memory import Memory
 from broker.policy.shape import misfit
 from broker.policy.timing import Choice, Refusals
 from broker.policy.work import UNKNOWN, Left, Stay, left
 from broker.restore import read_manifest
+from broker.schedule import moment
 from broker.state import JobState
 from broker.store import JobRow, PlacementRow
 from broker.task import InvalidTaskError, Task

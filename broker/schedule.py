@@ -133,12 +133,13 @@ def upcoming(schedule: Schedule, after: float, count: int = 3) -> list[float]:
     return list(islice(runs(schedule, after), count))
 
 
-def moment(text: str, start: float, zone: tzinfo) -> float:
+def moment(text: str, start: float, zone: tzinfo | None = None) -> float:
     """The deadline of something that starts at `start`: `6h` after it, the next `07:00` in the zone, or a date.
 
-    A clock time that the day does not have is taken by the clock before its jump, one that it has twice by its first.
+    zone: None for this computer's. A clock time that the day does not have is taken by the clock before its jump, one
+    that it has twice by its first. Raises ValueError for what is no deadline (`broker.quantity.deadline`).
     """
-    bare = text.strip()
+    bare = quantity.deadline(text)
     try:
         hour, minute = (int(part) for part in bare.split(":"))
     except ValueError:

@@ -7,13 +7,10 @@ one at half the price.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Any
 
-from broker import quantity
 from broker.offer import Market, Offer
 from broker.policy.cost import Prospect
 from broker.policy.decision import Candidate, Decision, Wish, money
@@ -21,22 +18,6 @@ from broker.policy.spells import Sky, Zone
 from broker.policy.timing import Choice, Refusals, Situation, Spot, Timing, decide
 
 _SMALL = 1e-6
-
-
-def moment(text: str, start: float) -> float:
-    """A deadline as typed, in seconds since the epoch. start: from when `6h` counts; clock times are local, and next.
-
-    Raises ValueError for what is no deadline (`broker.quantity.deadline`).
-    """
-    bare = quantity.deadline(text)
-    if re.fullmatch(r"\d{1,2}:\d{2}", bare):
-        began = datetime.fromtimestamp(start).astimezone()
-        hour, minute = map(int, bare.split(":"))
-        then = began.replace(hour=hour, minute=minute, second=0, microsecond=0)
-        return (then if then > began else then + timedelta(days=1)).timestamp()
-    if "-" in bare:
-        return datetime.fromisoformat(bare.replace(" ", "T", 1)).astimezone().timestamp()
-    return start + quantity.duration(bare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -151,3 +152,15 @@ def test_the_minutes_at_which_to_look_are_this_computers() -> None:
     assert minutes(Schedule("30 2 * * *", "Europe/Paris"), UTC, now) == (0, 30), "one night has no 02:30"
     assert len(minutes(Schedule("* * * * *"), UTC, now)) == 60
     assert minutes(Schedule("7 0 29 2 *"), UTC, now) == (7,)
+
+
+def test_a_clock_time_without_a_zone_is_this_computers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Paris")
+    time.tzset()
+    try:
+        assert iso(moment("07:00", utc("2026-03-28T21:00"))) == "2026-03-29T05:00Z"
+        assert iso(moment("07:00", utc("2026-10-24T20:00"))) == "2026-10-25T06:00Z"
+        assert iso(moment("2027-01-31 07:30", 0.0)) == "2027-01-31T06:30Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
