@@ -231,6 +231,19 @@ class ChangesBid(Protocol):
     def change_bid(self, instance: Instance, bid: float) -> None: ...
 
 
+@runtime_checkable
+class LaunchesAny(Protocol):
+    """Optional: one call rents whichever of many spot offers of one region the provider can give best."""
+
+    def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
+        """As `Provider.launch`, but any of the offers may win; `request.offer` is one of them.
+
+        The instance says which: its zone and type, and what it costs per hour. What is set aside for it should be the
+        dearest member's price. Raises NoCapacity where none can be had, InvalidRequest for offers of several regions or
+        on demand.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at. what: its name; ok: whether it works; found: what was seen; fix: the next step."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from broker.errors import NotFound, ProviderUnavailable
 from broker.offer import Market
 from broker.provider import TAG_INSTALLATION, Cause, Instance, Notice, State
 from broker_aws.account import Account
@@ -33,7 +34,18 @@ REASON_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def listed(account: Account, region: str) -> list[Instance]:
-    """One region's machines: one call and its pages, and one more for notices where a spot machine runs."""
+    """One region's machines: one call and its pages, and one more for notices where a spot machine runs.
+
+    No id is asked for, so that a machine which EC2 does not know yet is only missing; should EC2 speak of one
+    nevertheless, the list is unknown, and not empty.
+    """
+    try:
+        return _listed(account, region)
+    except NotFound as error:
+        raise ProviderUnavailable(error.message, provider=NAME, code=error.code) from error
+
+
+def _listed(account: Account, region: str) -> list[Instance]:
     with translated(region=region):
         client = account.client("ec2", region)
         wish = {"Filters": [{"Name": "tag-key", "Values": [TAG_INSTALLATION]}], "MaxResults": 1000}

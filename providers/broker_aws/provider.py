@@ -62,9 +62,12 @@ class AwsProvider:
             with translated(creating=True, offer=offer):
                 answer = client.run_instances(**wish)
         except InvalidRequest as error:
-            if not error.code.startswith("Idempotent"):
-                raise
-            return self._known(request, error)
+            if error.code.startswith("Idempotent"):
+                return self._known(request, error)
+            if error.code.startswith("InvalidAMIID") and image.id == offer.extra.get("ami") != request.image:
+                # Ours was replaced since the offer was made: that is no fault of the task's.
+                raise ProviderError(error.message, provider=NAME, code=error.code) from error
+            raise
         (raw,) = answer["Instances"]
         # What the answer leaves out of the tags, the request had.
         told = {tag["Key"]: tag["Value"] for tag in wish["TagSpecifications"][0]["Tags"]}

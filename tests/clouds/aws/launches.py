@@ -140,9 +140,16 @@ def _settled(world: Ec2, region: str, form: dict[str, str], instance_id: str) ->
 
 
 def terminate_instances(world: Ec2, moto: App, request: Request) -> Answer:
-    answer = passed_on(moto, request)
+    """A machine that has ended keeps the reason of its end, whoever terminates it again; moto would forget it."""
+    ids = request.items("InstanceId")
+    with world.lock:
+        ended = [one for one in _backend(request.region).all_instances() if one.id in ids and one.state == "terminated"]
+        reasons = [(one, one.state_reason, one._reason) for one in ended]
+        answer = passed_on(moto, request)
+        for one, reason, text in reasons:
+            one.state_reason, one._reason = reason, text
     if answer.status == 200:
-        for instance_id in request.items("InstanceId"):
+        for instance_id in set(ids) - {one.id for one in ended}:
             world.settle(instance_id)
             for spot in world.requests.values():
                 if spot.instance == instance_id:
@@ -152,7 +159,8 @@ def terminate_instances(world: Ec2, moto: App, request: Request) -> Answer:
 
 def describe_instances(world: Ec2, moto: App, request: Request) -> Answer:
     """moto's list without what is not listed yet, and without machines that ended an hour ago."""
-    answer = passed_on(moto, request)
+    size = min(world.page, int(request.form.get("MaxResults", 1000)))
+    answer = passed_on(moto, request, {**request.form, "MaxResults": str(size)})
     if not world.hidden or answer.status != 200:
         return answer
     from xml.etree import ElementTree as ET

@@ -7,6 +7,7 @@ answers the rest.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,6 +47,9 @@ class Layer:
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         request = read(environ)
         answer = self.answer(request)
+        if request.action == "RunInstances" and self.world.break_connections:
+            self.world.break_connections -= 1
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         kept = [(name, value) for name, value in answer.headers.items() if name.lower() != "content-length"]
         start(f"{answer.status} -", [("Content-Type", answer.kind), *kept])
         return [answer.body]
