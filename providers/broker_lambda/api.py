@@ -22,8 +22,8 @@ from broker.rest import Budget, Rest
 
 NAME = "lambda"
 HOW_TO_KEY = "broker check lambda takes a key; keys are made at https://cloud.lambda.ai/api-keys"
-# "Generally limited to one request per second"; launches to one in 12 seconds. More than that, since what counts is when
-# a call arrives, and since a launch may have to wait for its turn among the requests after it has had its own.
+# "Generally limited to one request per second", launches to one in 12 seconds. More than that: what counts is when
+# a call arrives, and a launch may have to wait for its turn among the requests after it has had its own.
 REQUEST, LAUNCH = 1.1, 16.0
 UPSTREAM = "provider/"  # a fault of whoever provides to Lambda, whatever its status
 ACCOUNT = {"global/invalid-api-key", "global/account-inactive", "global/invalid-address", "global/forbidden"}
