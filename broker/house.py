@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from pathlib import Path
 
-from broker.access import own
+from broker.access import own, strangers
 from broker.config import APP, Config
 from broker.errors import BrokerError, HomeError
 from broker.home import Home, folder_url
@@ -113,10 +113,26 @@ def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
         return
     try:
         yield proof_of(Home(own(config, url)))
+        if url.startswith("s3:"):
+            yield _keys(config, url)
     except (BrokerError, OSError) as error:
         yield Finding("home", False, str(error), getattr(error, "fix", "") or "broker home setup makes another one")
     if url.startswith("s3:"):
         yield clock_finding(config.home_config.get("endpoint") or "https://s3.amazonaws.com")
+
+
+def _keys(config: Config, url: str) -> Finding:
+    """What key a machine gets: its own, or the home's, which then must tell it nothing that is not the broker's."""
+    way = config.home_config.get("mint", "none")
+    if way != "none":
+        return Finding("home's keys", True, f"each machine gets its own, for its job only ({way})")
+    if config.home_config.get("dedicated", "").lower() != "true":
+        return Finding("home's keys", True, "machines get the home's own key: marketplace hosts are left out")
+    if strange := strangers(config, url):
+        fix = "move them elsewhere: marketplace hosts are left out meanwhile"
+        seen = ", ".join(strange[:3])
+        return Finding("home's keys", False, f"the bucket holds {seen} besides the broker's data", fix)
+    return Finding("home's keys", True, "the bucket is the broker's own, so machines may have its key")
 
 
 def proof_of(home: Home) -> Finding:
@@ -133,7 +149,8 @@ def proof_of(home: Home) -> Finding:
     if home.find(key) is not None:
         raise HomeError(f"{home.url} still has an object that was deleted")
     spent = time.monotonic() - began
-    unless = "" if made and not again else "; it has no conditional put, which is done without"
+    unable = home.access.config.get("conditional_put") == "disabled" or not made or again
+    unless = "; it has no conditional put, which is done without" if unable else ""
     return Finding("home", True, f"{home.url}: put, list, get and delete work, {spent:.1f} s for all{unless}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import uuid
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from broker.provider import Finding
     from broker.stores import Kind
 
+KEPT = ("api_endpoint", "api_token", "account_id")
 SAMPLE_GB = 100.0
 """What the monthly price is shown for."""
 
@@ -74,6 +76,10 @@ def set_up(screen: Screen, config: Config, answers: Answers, *, replace: bool) -
         raise _another(config)
     if anew:
         _refuse_while_in_use(config)
+
+    # What the user has set by hand of the store's own API is good for the same home, and for the first one.
+    kept = {} if anew else {name: value for name, value in config.home_config.items() if name in KEPT}
+    ground = dataclasses.replace(ground, settings={**kept, **ground.settings})
 
     def tell(finding: Finding) -> None:
         screen.say(f"{'✓' if finding.ok else '–'} {finding.what}: {finding.found}")
