@@ -19,8 +19,6 @@ fixture skips with it. What is on a machine's disk is in `image.py`, how it come
 from __future__ import annotations
 
 import os
-import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,41 +27,28 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from clouds import cgroup, image
 from clouds.image import IMAGE
+from clouds.layer import Gpus, nvidia, nvidia_smi, vm_layer
 from clouds.metadata import Metadata
 from clouds.network import Block
 from clouds.power import Plan, Power
+from clouds.relay import Relay
 
 __all__ = ["IMAGE", "Gpus", "Machine", "Machines", "Metadata", "machines", "missing", "nvidia"]
 
-PROGRAMS = Path(__file__).with_name("programs")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POWER_BUTTON = signal.SIGRTMIN + 4  # systemd's, and so our init's, for an orderly end
 REBOOT = 113  # a VM's init ends with it when it wants to be booted again; the kernel's reboot(2) gives SIGHUP
 LONGEST_HOSTNAME = 63
 NEEDED = (12, 21, 27)  # CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_MKNOD
-
-
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """What nvidia-smi shows in a machine. name: as the driver says it; memory in MiB per card."""
-
-    name: str
-    count: int
-    memory_mib: int
-
-
-def nvidia(name: str, count: int, memory_mib: int) -> Gpus:
-    """Cards for `gpus=`: `nvidia("NVIDIA H100 80GB HBM3", 8, 81559)`."""
-    return Gpus(name, count, memory_mib)
 
 
 def missing() -> str:
@@ -241,7 +226,8 @@ class Machines:
         self._machines: list[Machine] = []
         # A process dies with the thread that made it (PR_SET_PDEATHSIG), and this one lasts.
         self._spawner = ThreadPoolExecutor(1, thread_name_prefix="machines")
-        self._vm_layer = _vm_layer(self._folder / "vm")
+        self._vm_layer = vm_layer(self._folder / "vm")
+        self._relays: dict[int, Relay] = {}
 
     def container(
         self,
@@ -293,6 +279,17 @@ class Machines:
         binds: list[tuple[Path | str, str, bool]] = [(self._image.store, "run/images", True)]
         return self._made(name, name, ["/sbin/init"], environment, layers, files, binds, memory, metadata, gpus)
 
+    def reach(self, url: str) -> str:
+        """The URL at which machines, and this host, reach a server that listens on this host's loopback only.
+
+        Same port, other address; `http://127.0.0.1:8333/a` -> `http://10.231.0.1:8333/a`. A cut cable cuts it too.
+        """
+        parts = urlsplit(url)
+        assert parts.port is not None, url
+        if parts.port not in self._relays:
+            self._relays[parts.port] = Relay(self.address, parts.port)
+        return urlunsplit(parts._replace(netloc=f"{self.address}:{parts.port}"))
+
     def _made(
         self,
         name: str,
@@ -311,7 +308,7 @@ class Machines:
         vm = command == ["/sbin/init"]
         if vm:
             binds = [*binds, (disk / "containers", "var/lib/containers", False)]
-        files = {**files, **({"/usr/bin/nvidia-smi": _nvidia_smi(gpus)} if gpus is not None else {})}
+        files = {**files, **({"/usr/bin/nvidia-smi": nvidia_smi(gpus)} if gpus is not None else {})}
         outer, inner = self.block.addresses(number)
         spec: dict[str, Any] = {
             "vm": vm,
@@ -347,6 +344,8 @@ class Machines:
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(Machine.remove, self._machines))
         finally:
+            for relay in self._relays.values():
+                relay.close()
             self._spawner.shutdown()
             self.block.close()
 
@@ -363,61 +362,6 @@ def _make_disk(disk: Path) -> None:
     for name in ("up", "work", "root", "containers"):
         shutil.rmtree(disk / name, ignore_errors=True)
         (disk / name).mkdir(mode=0o755)
-
-
-def _nvidia_smi(gpus: Gpus) -> bytes:
-    text = (PROGRAMS / "nvidia_smi.sh").read_text()
-    for mark, value in (("NAME", gpus.name), ("COUNT", str(gpus.count)), ("MEMORY", str(gpus.memory_mib))):
-        text = text.replace(f"@{mark}@", shlex.quote(value))
-    return text.encode()
-
-
-def _limit(number: int) -> str:
-    """What this computer's root may give at most, as podman writes it."""
-    highest = resource.getrlimit(number)[1]
-    return f"{highest}:{highest}" if highest != resource.RLIM_INFINITY else "-1:-1"
-
-
-def _vm_layer(top: Path) -> Path:
-    """What a VM has besides Debian's packages: init, the commands that talk to it, and docker."""
-    limits = [f"{name}={_limit(number)}" for name, number in LIMITS]
-    texts = {
-        "usr/sbin/init": (PROGRAMS / "init.py").read_text(),
-        "usr/bin/systemctl": (PROGRAMS / "systemctl.py").read_text(),
-        "usr/bin/docker": (PROGRAMS / "docker.sh").read_text(),
-        "etc/containers/storage.conf": STORAGE,
-        "etc/containers/containers.conf": CONTAINERS.format(limits=", ".join(f'"{limit}"' for limit in limits)),
-    }
-    for name, text in texts.items():
-        file = top / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        file.chmod(0o755 if text.startswith("#!") else 0o644)
-    for name in ("shutdown", "poweroff", "halt", "reboot"):
-        (top / "usr/sbin" / name).symlink_to("../bin/systemctl")
-    (top / "etc/systemd/system/multi-user.target.wants").mkdir(parents=True)
-    (top / "var/lib/containers").mkdir(parents=True)
-    (top / "var/log").mkdir(parents=True)
-    return top
-
-
-LIMITS = (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC))
-STORAGE = """[storage]
-driver = "overlay"
-graphroot = "/var/lib/containers/storage"
-runroot = "/run/containers/storage"
-[storage.options]
-additionalimagestores = ["/run/images"]
-"""
-# The limits are those that this computer's root may give: without CAP_SYS_RESOURCE podman's own are refused.
-CONTAINERS = """[containers]
-default_ulimits = [{limits}]
-netns = "host"
-[engine]
-cgroup_manager = "cgroupfs"
-runtime = "runc"
-events_logger = "file"
-"""
 
 
 @pytest.fixture

@@ -182,6 +182,19 @@ class TestNetwork:
         cut.heal()
         assert wait_for(lambda: get(cut, outside) == cut.address, 10.0)
 
+    def test_a_server_on_loopback(self, machines: Machines) -> None:
+        box = machines.container("c-1", command=SLEEP)
+        with ThreadingHTTPServer(("127.0.0.1", 0), Peers) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            inside = f"http://127.0.0.1:{server.server_port}/a"
+            assert get(box, inside) == ""
+            outside = machines.reach(inside)
+            assert outside == f"http://{machines.address}:{server.server_port}/a" == machines.reach(inside)
+            assert get(box, outside) == "127.0.0.1"
+            server.shutdown()
+            thread.join()
+
 
 UNIT = b"""#!/bin/sh
 echo "user data as $(id -u) home ${HOME-none} $COLOUR"
