@@ -95,10 +95,10 @@ PINNED: Mapping[str, Runtime] = {
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """What lies in a job's home now. obstore, python: hashes. missing: why there is no static Python, if so."""
+    """What lies in a job's home now. obstore, python: hashes, None for what is not there. missing: why no Python."""
 
     architecture: str
-    obstore: str
+    obstore: str | None
     python: str | None = None
     missing: str = ""
 
@@ -117,12 +117,12 @@ class Artefacts:
     cache: Path = field(default_factory=cache_folder)
     table: Mapping[str, Runtime] = field(default_factory=lambda: PINNED)
 
-    def provide(self, home: Home, keys: JobKeys, architecture: str) -> Provided:
+    def provide(self, home: Home, keys: JobKeys, architecture: str, *, wheel: bool = True) -> Provided:
         """Put one architecture's files into a job's home, as far as they are not there.
 
         A home's first job uploads them, to `runtime/`, later ones copy within the store. Raises ConfigError for an
         architecture that nothing is pinned for and where the wheel cannot be had; a missing static Python is only
-        said, since most images have a Python. Raises HomeError.
+        said, since most images have a Python. wheel: False where only a Python is wanted. Raises HomeError.
         """
         runtime = self.table.get(architecture)
         if runtime is None:
@@ -130,14 +130,16 @@ class Artefacts:
                 f"no runtime is pinned for machines of the architecture {architecture!r}",
                 fix=f"choose machines of one of: {', '.join(self.table)}",
             )
-        self._place(home, keys, runtime.obstore)
+        obstore = runtime.obstore.sha256 if wheel else None
+        if wheel:
+            self._place(home, keys, runtime.obstore)
         if runtime.python is None:
-            return Provided(architecture, runtime.obstore.sha256, missing="none is pinned")
+            return Provided(architecture, obstore, missing="none is pinned")
         try:
             self._place(home, keys, runtime.python)
         except ConfigError as error:
-            return Provided(architecture, runtime.obstore.sha256, missing=str(error))
-        return Provided(architecture, runtime.obstore.sha256, runtime.python.sha256)
+            return Provided(architecture, obstore, missing=str(error))
+        return Provided(architecture, obstore, runtime.python.sha256)
 
     def _place(self, home: Home, keys: JobKeys, artefact: Artefact) -> None:
         key, shared = keys.artefact(artefact.sha256), f"runtime/{artefact.sha256}"

@@ -276,7 +276,7 @@ def boot_script(boot: Boot) -> bytes:
         "PYTHON": shlex.quote(boot.python),
         "OLDEST": str(OLDEST_PYTHON).replace(" ", ""),
         "RUNTIME": _runtime(boot).strip(),
-        "ALONE": "-S" if boot.runtime else "",
+        "ALONE": "-S" if _alone(boot) else "",
         "URL": _address(boot.guest_url),
         "SHA": shlex.quote(boot.guest_sha256),
         "JSON": "\n".join(encoded[at : at + 76] for at in range(0, len(encoded), 76)),
@@ -284,11 +284,17 @@ def boot_script(boot: Boot) -> bytes:
     return _filled(BOOT_SCRIPT, values).encode("utf-8")
 
 
+def _alone(boot: Boot) -> bool:
+    """Does the machine get a runtime of its own, rather than use the broker's?"""
+    return boot.runtime is not None and boot.runtime.get("obstore") is not None
+
+
 def _runtime(boot: Boot) -> str:
     """The part of the boot script that brings Python and obstore."""
     values = {"OLDEST": ".".join(map(str, OLDEST_PYTHON))}
-    if boot.runtime is None:
+    if not _alone(boot):
         return _filled(BROKERS_OWN, values)
+    assert boot.runtime is not None
     obstore, python = boot.runtime["obstore"], boot.runtime.get("python")
     values |= {
         "ARCH": MACHINES[boot.runtime["architecture"]],

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker import mounts
+from broker import images, mounts, renewals
 from broker.access import mint, own
+from broker.artefacts import Artefacts
 from broker.boot import Boot, boot_script, guest_zipapp, user_data
 from broker.config import Config
 from broker.errors import ConfigError, HomeError
-from broker.home import Home, JobKeys
-from broker.offer import Offer
-from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, LaunchRequest, Traits
+from broker.home import Access, Home, JobKeys
+from broker.offer import Offer, Trust
+from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Kind, LaunchRequest, Traits
 from broker.store import JobRow
 from broker.task import Task
 from broker.vault import unseal
@@ -114,8 +115,9 @@ def freeze(
 ) -> LaunchRequest:
     """Everything that the launch of this generation will send, fixed from here on.
 
-    Mints the guest's access, puts the one-time boot object into the home and signs the one URL that reads it. Raises
-    HomeError, and ConfigError where the secrets cannot be unsealed.
+    Mints the guest's access, puts the one-time boot object into the home and signs the one URL that reads it. image:
+    what the task names, None for the default. Raises HomeError, and ConfigError where the secrets cannot be unsealed,
+    the image does not go with the offer, or the home's key must not go to its host.
     """
     now = world.clock()
     traits = world.provider(offer.provider).traits
@@ -132,10 +134,14 @@ def freeze(
             f"the home {row.home} has lost {keys.spec}: the job cannot be started from it",
             fix="put the home's objects back, or submit the task again",
         )
+    placed = _placed(traits, image, offer)
     until, _ = end_of(task, offer, None, now)
     access = mint(world.config, row.home, row.id, generation, until)
-    latest, _ = end_of(task, offer, access.expires_at, now)
-    end_by, end_why = end_of(task, offer, access.expires_at, now, terms.ends)
+    _fit_to_give(access, offer, home)
+    lasts = renewals.renewable(world.config, access)
+    access_end = None if lasts else access.expires_at
+    latest, _ = end_of(task, offer, access_end, now)
+    end_by, end_why = end_of(task, offer, access_end, now, terms.ends)
     prepared: Mapping[str, Any] = row.prepared or {}
     fetch_until = traits.boot_limit + BOOT_MARGIN
     workdir = prepared.get("workdir")
@@ -163,6 +169,10 @@ def freeze(
         python=_python(traits),
         hazard=terms.hazard,
         save=terms.save,
+        access_url=renewals.address(home, row.id, generation) if lasts else "",
+        kind=str(traits.kind),
+        container=placed.container if traits.kind is not Kind.CONTAINER else None,
+        runtime=_runtime(row.id, offer, traits, placed, home, fetch_until, world),
     )
     home.put(keys.boot(generation), boot_script(boot))
     tags = {**task.labels, TAG_INSTALLATION: world.installation, TAG_JOB: row.id, TAG_GENERATION: str(generation)}
@@ -172,17 +182,75 @@ def freeze(
         offer=offer,
         token=token_of(world.installation, row.id, generation, offer, terms.bid),
         tags=tags,
-        user_data=user_data(
-            home.sign_get(keys.boot(generation), fetch_until), end_by, frozen_at=now, provider=offer.provider
-        ),
+        user_data=_user_data(home.sign_get(keys.boot(generation), fetch_until), end_by, now, offer, traits),
         disk=disk,
         end_by=end_by,
         end_why=end_why,
         frozen_at=now,
-        image=image,
+        image=placed.machine,
+        container=placed.container,
         bid=terms.bid,
         latest=latest,
     )
+
+
+def _placed(traits: Traits, image: str | None, offer: Offer) -> images.Placed:
+    try:
+        return images.placed(traits.kind, image, _architecture(offer, traits))
+    except ValueError as error:
+        raise ConfigError(
+            f"{offer.where} cannot run this task: {error}", fix="name a container image, or other places in infra"
+        ) from error
+
+
+def _fit_to_give(access: Access, offer: Offer, home: Home) -> None:
+    """A host that anybody may own is never given a key that reaches more than its own job."""
+    if not access.scoped and not home.is_local and offer.trust is not Trust.CLOUD:
+        raise ConfigError(
+            f"{offer.where} is a {offer.trust} host, and the home's key reaches more than this job",
+            fix="let the broker mint keys for one job: set `mint` in [home_config], or run `broker home setup`",
+        )
+
+
+def _architecture(offer: Offer, traits: Traits) -> str:
+    """The machine's processor, `x86_64` unless the offer's `extra["architecture"]` says otherwise."""
+    import platform
+
+    here = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return str(offer.extra.get("architecture") or (here if traits.kind is Kind.BARE else "x86_64"))
+
+
+def _runtime(
+    job: str, offer: Offer, traits: Traits, placed: images.Placed, home: Home, seconds: float, world: World
+) -> dict[str, Any] | None:
+    """What the guest is told of its own runtime, put into the home first; None where it uses the broker's."""
+    alone = traits.kind is not Kind.BARE
+    if not alone and placed.container is None:
+        return None
+    keys, architecture = JobKeys(job), _architecture(offer, traits)
+    given = Artefacts().provide(home, keys, architecture, wheel=alone)
+    if given.missing and alone:
+        text = f"machines whose image has no Python from 3.11 on cannot run this job: {given.missing}"
+        world.store.event(job, "warning", text, once="python")
+
+    def told(sha256: str | None) -> dict[str, str] | None:
+        if sha256 is None:
+            return None
+        key = keys.artefact(sha256)
+        return {"url": home.sign_get(key, seconds), "sha256": sha256, "key": key}
+
+    return {"architecture": architecture, "obstore": told(given.obstore), "python": told(given.python)}
+
+
+def _user_data(boot_url: str, end_by: float, now: float, offer: Offer, traits: Traits) -> str:
+    limit, kind = traits.user_data_limit, traits.kind
+    try:
+        return user_data(boot_url, end_by, frozen_at=now, provider=offer.provider, kind=kind, limit=limit)
+    except ValueError as error:
+        raise ConfigError(
+            f"the machine cannot be told where to start: {error}",
+            fix="use keys without a session token, whose signed addresses are short, or a shorter prefix for the home",
+        ) from error
 
 
 def _python(traits: Traits) -> str:

@@ -26,7 +26,10 @@ class Boot:
     limits it. patience: how long an unreadable control is asked for at start, and how long a stopped job's last words
     are tried on a dead store. hazard: losses per hour expected of this machine; save: seconds that a save with its
     upload took on earlier ones, None until measured; both for how often to save. access_url: where fresh access can be
-    read without a key, empty if nowhere.
+    read without a key, empty if nowhere. kind: vm | container | bare, see `broker.provider.Kind`. container: the image
+    that the guest starts the program in; None where the machine itself is it, or none is wanted. runtime:
+    `architecture`, and of `obstore` and `python` the `url`, `sha256` and `key`, each None where it is not sent; None
+    for a machine that has the broker's own.
     """
 
     job: str

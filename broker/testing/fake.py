@@ -13,7 +13,7 @@ from typing import Any
 from broker import gpus
 from broker.errors import InvalidRequest
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Cause, Instance, LaunchRequest, Notice, State, Traits
+from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, State, Traits
 
 DISK_PRICE = 0.10 / 730  # USD per GiB and hour
 EPOCH = 1_800_000_000.0
@@ -94,7 +94,7 @@ class FakeProvider:
     `change`. A token gives the same machine again, also after its end; `traits` may be replaced.
     """
 
-    traits = Traits(token=True, list_lag=0.0, poll=0.01, boot_limit=60.0, notice=120.0, simulated=True)
+    traits = Traits(token=True, list_lag=0.0, poll=0.01, boot_limit=60.0, notice=120.0, simulated=True, kind=Kind.BARE)
 
     def __init__(
         self,

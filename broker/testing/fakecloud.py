@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from broker.errors import Ambiguous, InvalidRequest, NoCapacity
 from broker.offer import Offer, OfferQuery
-from broker.provider import Cause, Instance, LaunchRequest, Notice, State, Traits
+from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, State, Traits
 from broker.testing.fake import Call, fingerprint, fitting, sample_offers
 
 
@@ -320,6 +320,7 @@ class FakeCloudProvider:
             boot_limit=max(60.0, 3 * self.cloud.boot),
             notice=120.0,
             simulated=True,
+            kind=Kind.BARE,
         )
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.errors import InvalidRequest
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Cause, Instance, LaunchRequest, Notice, State, Traits
+from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, State, Traits
 from broker_local import cloud, processes, zones
 from broker_local.machine import MARK, Machine, create, find, start, sweep_drafts
 
@@ -33,7 +33,7 @@ class LocalProvider:
     """Machines on this computer. Nothing is remembered in memory: the folder is the provider."""
 
     name = zones.NAME
-    traits = Traits(token=True, list_lag=0.2, poll=1.0, boot_limit=120.0, notice=120.0, simulated=True)
+    traits = Traits(token=True, list_lag=0.2, poll=1.0, boot_limit=120.0, notice=120.0, simulated=True, kind=Kind.BARE)
 
     def __init__(self, settings: Mapping[str, Any], state: Path) -> None:
         """settings: `[providers.local]`; state: the installation's folder. Raises ConfigError that names the key."""
@@ -42,7 +42,7 @@ class LocalProvider:
         self.faults = cloud.Faults(self.root)
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
-        """Every zone, spot and on-demand; nothing for a query with a GPU or an image."""
+        """Every zone, spot and on-demand; nothing for a query with a GPU. With an image only where it was asked for."""
         self.faults.call("offers")
         return zones.offers(self.settings, query)
 
@@ -129,7 +129,9 @@ class LocalProvider:
         elif offer.instance_type != self.settings.instance_type:
             problem = f"there is no instance type {offer.instance_type!r}; there is {self.settings.instance_type}"
         elif request.image:
-            problem = f"no image is started here: {request.image}"
+            problem = f"no machine image is booted here: {request.image}"
+        elif request.container and self.settings.engine is None:
+            problem = f"there is no docker or podman to start {request.container} with"
         elif len(request.user_data.encode()) > USER_DATA_BYTES:
             problem = f"user data is longer than {USER_DATA_BYTES} bytes"
         if problem:
@@ -226,4 +228,5 @@ class LocalProvider:
 def _fingerprint(request: LaunchRequest) -> str:
     """Tells one request from another, whatever the offer's price was when it was fetched."""
     same = [request.offer.key, request.bid, request.disk, dict(request.tags), request.user_data, request.image]
+    same += [request.container] if request.container else []
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,13 @@ HOURS_PER_MONTH = 730.0
 DISK_PRICE = 0.08  # USD per GiB and month, about what a cloud's general purpose disk costs
 NOTICE_SECONDS: Mapping[str, float | None] = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "runpod": 5.0, "vast": None}
 COMMON = {"min_interval", "patience"}  # settings of the wrapper that every provider gets
-KNOWN = {"root", "zones", "pass_env", "keep_disks"} | COMMON
+KNOWN = {"root", "zones", "pass_env", "keep_disks", "container", "container_options", "container_run"} | COMMON
+ENGINES = ("podman", "docker")
+# What an engine of the broker's own user needs to be found and to find its images; its machines have another HOME.
+ENGINE_ENVIRONMENT = (
+    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF",
+    "CONTAINERS_REGISTRIES_CONF", "CONTAINER_HOST",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,16 @@ ZONES = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`[providers.local]`. root: where machines lie. pass_env: names of the broker's variables that machines get."""
+    """`[providers.local]`. root: where machines lie. pass_env: names of the broker's variables that machines get.
+
+    engine: what starts a task's container, None where there is none: its command with its options, and those of `run`.
+    """
 
     root: Path
     zones: tuple[Zone, ...] = ZONES
     pass_env: tuple[str, ...] = ()
     keep_disks: bool = False
+    engine: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     memory: float = field(default_factory=lambda: _memory())  # noqa: PLW0108 - defined below
 
@@ -74,13 +85,17 @@ def read(settings: Mapping[str, Any], state: Path) -> Settings:
         zones=ZONES if zones is None else _zones(zones),
         pass_env=tuple(names),
         keep_disks=keep,
+        engine=_engine(settings),
     )
 
 
 def offers(settings: Settings, query: OfferQuery) -> list[Offer]:
-    """Every zone and market that fits. Never a GPU, and no image: nothing here starts one."""
-    if query.gpu or query.gpu_count or query.image:
+    """Every zone and market that fits. Never a GPU; an image only where the query's `infra` asks for this computer."""
+    if query.gpu or query.gpu_count:
         return []
+    if query.image and (settings.engine is None or not any(place.split("/")[0] == NAME for place in query.infra)):
+        return []
+    boxed = {"engine": told(settings.engine)} if query.image and settings.engine else {}
     if query.cpus > settings.cpus or query.memory > settings.memory:
         return []
     now = time.time()
@@ -100,12 +115,38 @@ def offers(settings: Settings, query: OfferQuery) -> list[Offer]:
             notice=NOTICE_SECONDS[zone.notice] if market is Market.SPOT else None,
             fetched_at=now,
             simulated=True,
-            extra={"notice": zone.notice} if market is Market.SPOT else {},
+            extra={**({"notice": zone.notice} if market is Market.SPOT else {}), **boxed},
         )
         for zone in settings.zones
         for market, price in ((Market.SPOT, zone.spot), (Market.ON_DEMAND, zone.on_demand))
         if price is not None and market in query.markets
     ]
+
+
+def told(engine: tuple[tuple[str, ...], tuple[str, ...]]) -> dict[str, Any]:
+    """The engine as a guest is told of it."""
+    environ = {name: os.environ[name] for name in ENGINE_ENVIRONMENT if name in os.environ}
+    return {"argv": list(engine[0]), "run": list(engine[1]), "environ": environ}
+
+
+def _engine(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The engine that is configured, else the first that is found; None where `container` is empty or nothing is."""
+    name = settings.get("container")
+    if name is not None and name != "" and name not in ENGINES:
+        raise ConfigError(
+            f"providers.local.container must be one of {', '.join(ENGINES)}, or empty for none, not {name!r}"
+        )
+    options = []
+    for key in ("container_options", "container_run"):
+        value = settings.get(key, [])
+        if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
+            raise ConfigError(f"providers.local.{key} must be a list of the engine's options")
+        options.append(tuple(value))
+    found = [shutil.which(each) for each in ([name] if name else ENGINES)] if name != "" else []
+    program = next((path for path in found if path), None)
+    if name and program is None:
+        raise ConfigError(f"providers.local.container: there is no {name} on this computer", fix=f"install {name}")
+    return ((program, *options[0]), options[1]) if program else None
 
 
 def _zones(table: Any) -> tuple[Zone, ...]:
