@@ -192,7 +192,7 @@ def _offer(
         reliability=_positive(row.get("reliability2")) or _positive(row.get("reliability")) or 0.0,
         trust=Trust.DATACENTER if row.get("hosting_type") == DATACENTER else Trust.COMMUNITY,
         lasts=_positive(row.get("duration")),
-        floor=floor,
+        floor=floor if market is Market.SPOT else None,
         on_demand=cap,
     )
 

@@ -56,9 +56,11 @@ class Lies:
 
     refuse: status and body for the next creations, in turn. lose_answer: creations that are made and answered with
     500; hang_up: that are made and answered by a closed connection. hide: seconds for which a new contract is left out
-    of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come: `500`, `null`,
-    `text`, `cut`, `html`, `hang up`. no_bid: a creation with a price rents on-demand all the same. low_bid: how a bid
-    that does not win is answered: the status, with `new_contract` in the body; 200 for a success that says nothing.
+    of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come: `500`,
+    `502`, `null`, `text`, `cut`, `html`, `hang up`. quota: searches are refused until midnight. total: contracts that
+    the list says there are; same_token: its pages do not end. keep: what is destroyed is listed on. no_bid: a creation
+    with a price rents on-demand all the same. low_bid: how a bid that does not win is answered: the status, with
+    `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
     """
 
     refuse: list[Reply] = field(default_factory=list)
@@ -68,6 +70,10 @@ class Lies:
     hide_one: float = 0.0
     broken: dict[str, list[str]] = field(default_factory=dict)
     no_bid: bool = False
+    quota: bool = False
+    total: int | None = None
+    same_token: bool = False
+    keep: bool = False
     low_bid: int = 400
 
 
@@ -136,7 +142,7 @@ class VastServer:
         if endpoint == "PUT /api/v0/search/asks/":
             return self._search((body or {}).get("q") or {}, key)
         if endpoint == "GET /api/v0/gpu_names/unique/":
-            return 200, {"gpu_names": list(NAMES)}
+            return 200, {"gpu_names": sorted({*NAMES, *(host.gpu_name for host in self.account.hosts.values())})}
         contract = self.account.contracts.get(number)
         inside = contract is not None and key == contract.api_key  # from within the contract itself
         if key != self.account.key and not (inside and endpoint in INSIDE):
@@ -164,6 +170,8 @@ class VastServer:
     def _search(self, body: Mapping[str, Any], key: str) -> Reply:
         if key and key != self.account.key:
             return 404, {"error": "auth_error", "msg": "Invalid user key"}
+        if self.lies.quota:
+            return 429, {"error": "search_quota_exceeded", "msg": "daily search quota exceeded"}
         if not isinstance(body, dict):
             return 400, {"error": "invalid_request", "msg": "Invalid json body"}
         kind, now = (
@@ -180,7 +188,7 @@ class VastServer:
                 if host.online and host.ends_at > now and not lent and _fits({**row, **extra}, body):
                     rows.append(row)
         for column, direction in reversed(body.get("order") or [["score", "desc"]]):
-            rows.sort(key=lambda row: (row.get(column) is None, row.get(column) or 0), reverse=direction == "desc")
+            rows.sort(key=lambda row: _rank(row.get(column)), reverse=direction == "desc")
         return 200, {"offers": rows[: body.get("limit") or 64]}
 
     def _create(self, ask: int, body: Mapping[str, Any]) -> Reply | str:
@@ -215,7 +223,9 @@ class VastServer:
         return 200, {"success": True, "new_contract": contract.id, "instance_api_key": contract.api_key}
 
     def _change(self, endpoint: str, contract: Contract, body: Mapping[str, Any]) -> Reply:
-        if endpoint.startswith("DELETE"):
+        if endpoint.startswith("DELETE") and self.lies.keep:
+            pass
+        elif endpoint.startswith("DELETE"):
             # Answered first, so that a contract that ends itself hears of it.
             threading.Timer(0.05, self.account.destroy, [contract]).start() if contract.machine else (
                 self.account.destroy(contract)
@@ -256,12 +266,14 @@ class VastServer:
         later = [row for row in rows if row["id"] > after]
         page, more = later[:limit], len(later) > limit
         token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode()).decode() if more else None
+        if self.lies.same_token:
+            token = query.get("after_token", token)
         if columns != ["*"]:
             page = [{column: row.get(column) for column in columns} for row in page]
         counts = Counter(row["label"] or "" for row in rows)
         return 200, {
-            "success": True, "instances_found": len(page), "total_instances": len(rows), "label_counts": dict(counts),
-            "next_token": token, "instances": page,
+            "success": True, "instances_found": len(page), "total_instances": self.lies.total or len(rows),
+            "label_counts": dict(counts), "next_token": token, "instances": page,
         }  # fmt: skip
 
     def _row(self, contract: Contract) -> dict[str, Any]:
@@ -310,6 +322,11 @@ def _endpoint(method: str, path: str) -> tuple[str, int]:
     place = place if place.endswith("/") else place + "/"
     number = re.search(r"/(\d+)/$", place)
     return f"{method} {re.sub(r'/[0-9]+/$', '/{id}/', place)}", int(number[1]) if number else -1
+
+
+def _rank(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return value is None, float(value) if number else 0.0, "" if number else str(value)
 
 
 def _fits(row: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
