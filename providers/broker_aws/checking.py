@@ -131,5 +131,5 @@ def _networks(account: Account, catalogue: Catalogue, settings: Settings, region
     if without:
         fix = f"aws ec2 create-default-vpc --region {without[0]}, or name subnets in [providers.aws]"
         yield Finding("networks", False, f"no default VPC in {', '.join(without)}", fix)
-    elif answers:
+    elif answers and not failures:
         yield Finding("networks", True, f"a network in {len(answers)} regions")

@@ -159,8 +159,10 @@ def terminate_instances(world: Ec2, moto: App, request: Request) -> Answer:
 
 def describe_instances(world: Ec2, moto: App, request: Request) -> Answer:
     """moto's list without what is not listed yet, and without machines that ended an hour ago."""
-    size = min(world.page, int(request.form.get("MaxResults", 1000)))
-    answer = passed_on(moto, request, {**request.form, "MaxResults": str(size)})
+    form = dict(request.form)
+    if "MaxResults" in form:
+        form["MaxResults"] = str(min(world.page, int(form["MaxResults"])))
+    answer = passed_on(moto, request, form)
     if not world.hidden or answer.status != 200:
         return answer
     from xml.etree import ElementTree as ET

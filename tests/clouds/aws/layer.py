@@ -51,7 +51,7 @@ class Layer:
             self.world.break_connections -= 1
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         kept = [(name, value) for name, value in answer.headers.items() if name.lower() != "content-length"]
-        start(f"{answer.status} -", [("Content-Type", answer.kind), *kept])
+        start(f"{answer.status} -", [("Content-Type", answer.kind), ("Content-Length", str(len(answer.body))), *kept])
         return [answer.body]
 
     def answer(self, request: Request) -> Answer:

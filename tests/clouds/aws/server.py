@@ -11,9 +11,11 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,17 @@ def running() -> Iterator[Aws]:
     with tempfile.TemporaryDirectory(prefix="spotbroker-aws-") as folder:
         _configure_moto(Path(folder), amis)
         from moto.server import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import make_server
+        from werkzeug.serving import WSGIRequestHandler, make_server
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         world = Ec2(amis=amis)
         moto = DomainDispatcherApplication(create_backend_app)
-        server = make_server("0.0.0.0", 0, Layer(moto, world), threaded=True)
+
+        class Handler(WSGIRequestHandler):
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return formatdate(time.time() + world.clock, usegmt=True)
+
+        server = make_server("0.0.0.0", 0, Layer(moto, world), threaded=True, request_handler=Handler)
         thread = threading.Thread(target=server.serve_forever, name="aws", daemon=True)
         thread.start()
         try:

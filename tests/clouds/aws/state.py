@@ -114,7 +114,10 @@ class Charge:
 
 @dataclass
 class Ec2:
-    """notice_seconds: between a notice and the end; EC2 takes 120. page: rows of a page at most."""
+    """notice_seconds: between a notice and the end; EC2 takes 120. page: rows of a page at most.
+
+    clock: seconds by which EC2's is ahead of this computer's.
+    """
 
     enabled: list[str] = field(default_factory=lambda: ["us-east-1", "us-west-2"])
     notice_seconds: float = 1.0
@@ -135,6 +138,7 @@ class Ec2:
     lose_answers: int = 0
     break_connections: int = 0
     hidden: float = 0.0
+    clock: float = 0.0
     token_life: float = 86_400.0
     calls: list[tuple[str, str, str, Mapping[str, Any]]] = field(default_factory=list)
     requests: dict[str, SpotRequest] = field(default_factory=dict)

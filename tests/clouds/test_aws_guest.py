@@ -1,0 +1,129 @@
+"""The guest's half on EC2, against a metadata service of version 2."""
+
+from __future__ import annotations
+
+import http.server
+import importlib
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from clouds.aws import inputs
+from clouds.aws.metadata import InstanceMetadata
+
+from broker.guest.notice import Notices
+from broker.testing import wait_for
+from broker_aws import guest
+
+ACTION = "/latest/meta-data/spot/instance-action"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    service: InstanceMetadata
+
+    def _answer(self) -> None:
+        status, headers, body = self.service.handle(self.command, self.path, dict(self.headers.items()), b"")
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = _answer  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[InstanceMetadata]:
+    """A machine's metadata service on loopback, where the SDKs' own variable points."""
+    service = InstanceMetadata("i-1")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"service": service}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+    importlib.reload(guest)  # it holds the token of a machine, and this is a new one
+    yield service
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_no_notice_is_404(metadata: InstanceMetadata) -> None:
+    assert guest.notice() is None
+    assert metadata.asked[:2] == [("PUT", "/latest/api/token", 200), ("GET", ACTION, 404)]
+    assert guest.notice() is None
+    assert [method for method, _, _ in metadata.asked].count("PUT") == 1, "a token is kept"
+
+
+def test_case_33(metadata: InstanceMetadata) -> None:
+    """404 is none; 401 renews the token and asks again; 200 is the notice with its moment; no answer is unknown."""
+    script = inputs.data("cases/inputs/c33_imds.json")
+    assert [step.get("http", step.get("note")) for step in script] == [
+        404, 401, "fetch new token", 404, 200, "timeout",
+    ]  # fmt: skip
+    assert guest.notice() is None
+    metadata.forget_tokens()
+    metadata.asked.clear()
+    assert guest.notice() is None
+    assert [(method, status) for method, path, status in metadata.asked if "rebalance" not in path] == [
+        ("GET", 401), ("PUT", 200), ("GET", 404),
+    ]  # fmt: skip
+    body = script[4]["body"]
+    moment = datetime.fromisoformat(body["time"]).timestamp()
+    metadata.interrupt(moment, body["action"])
+    found = guest.notice()
+    assert found is not None
+    assert (found["ends_at"], found["kind"]) == (moment, "terminate")
+    assert abs(found["at"] - time.time()) < 5
+    metadata.silent = guest.TIMEOUT + 0.5
+    with pytest.raises(OSError, match="timed out"):
+        guest.notice()
+
+
+def test_a_token_that_is_always_refused_is_unknown(metadata: InstanceMetadata) -> None:
+    metadata.token_life = 0.0
+    with pytest.raises(OSError, match="401"):
+        guest.notice()
+
+
+@pytest.mark.parametrize("status", [500, 403, 503])
+def test_a_fault_of_the_service_is_unknown(metadata: InstanceMetadata, status: int) -> None:
+    assert guest.notice() is None
+    metadata.status = status
+    with pytest.raises(OSError, match=str(status)):
+        guest.notice()
+
+
+def test_nonsense_is_unknown(metadata: InstanceMetadata) -> None:
+    metadata.pages[ACTION] = "<html>"
+    with pytest.raises(ValueError, match="Expecting value"):
+        guest.notice()
+
+
+def test_a_rebalance_hint_alone_moves_nothing(metadata: InstanceMetadata, capsys: pytest.CaptureFixture[str]) -> None:
+    metadata.recommend()
+    assert guest.notice() is None
+    assert "recommends to rebalance" in capsys.readouterr().err
+    assert guest.notice() is None
+    assert not capsys.readouterr().err, "said once"
+    hints = [path for _, path, _ in metadata.asked if "rebalance" in path]
+    assert len(hints) == 1
+
+
+def test_the_guest_sees_the_notice_within_a_second_or_two(metadata: InstanceMetadata) -> None:
+    seen, warnings = threading.Event(), []
+    notices = Notices(guest.notice, usual=120.0, seen=seen.set, warn=warnings.append)
+    notices.start()
+    assert wait_for(lambda: len(metadata.asked) >= 2, 5.0)
+    at = time.time() + 120
+    metadata.interrupt(at)
+    assert seen.wait(3.0)
+    assert notices.word is not None
+    assert notices.word.ends - time.monotonic() == pytest.approx(120, abs=5)
+    assert not warnings
