@@ -17,6 +17,7 @@ from broker.policy import record
 from broker.policy.bid import bid
 from broker.policy.budget import Bill, Purse, month
 from broker.policy.decision import Decision, money
+from broker.policy.due import Due
 from broker.policy.memory import Memory
 from broker.provider import LaunchRequest
 from broker.purse import first_end, least, purses
@@ -51,7 +52,7 @@ def pick(state: JobState, world: World) -> JobState:
         return late
     outlook, decision = decided(state, outlook, world, heading=state.heading if state.live is not None else None)
     if decision.offer is None:
-        return _stay(state, world) if state.live is not None else _nothing(state, decision, world)
+        return _stay(state, world) if state.live is not None else _nothing(state, decision, outlook.due, world)
     state = replace(state, spotless=decision.spotless)
     return _frozen(state, row, task, decision, outlook, world)
 
@@ -121,14 +122,16 @@ def mourn(state: JobState, world: World) -> JobState:
     return replace(state, memory=memory.to_json(), lost=None)
 
 
-def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
+def _nothing(state: JobState, decision: Decision, due: Due | None, world: World) -> JobState:
     """Nothing fits now: the end for a job that never had a machine, else wait and ask again.
 
-    A provider that did not answer may have had something, so the end waits for a few more answers.
+    A provider that did not answer may have had something, so the end waits for a few more answers. With a deadline
+    what was refused is asked for again as long as it could still be met.
     """
     text = "; ".join(decision.reasons) or "nothing to be had"
     final = not decision.unasked or state.waits >= ASKED_AGAIN
-    if not decision.waits and not state.launched and not state.retiring and final:
+    waits = decision.waits or (due is not None and decision.next_try is not None)
+    if not waits and not state.launched and not state.retiring and final:
         fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
         return state.to("account", outcome=Outcome("unavailable", 75, text, fix))
     now = world.clock()
@@ -137,6 +140,8 @@ def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
     at = now + wait if decision.next_try is None else min(now + wait, max(now + 1.0, decision.next_try))
     if decision.waits and decision.next_try is not None:
         at = decision.next_try
+    if due is not None:
+        at = min(at, now + due.tick * 3600)
     world.store.event(
         state.job,
         "nothing",
@@ -144,8 +149,8 @@ def _nothing(state: JobState, decision: Decision, world: World) -> JobState:
         generation=state.generation,
         once=f"{state.generation} {decision.timing.why}" if decision.timing else None,
     )
-    waits = 0 if decision.waits else state.waits + 1
-    return state.to("watch", not_before=at, then="pick", waits=waits, spotless=decision.spotless)
+    times = 0 if decision.waits else state.waits + 1
+    return state.to("watch", not_before=at, then="pick", waits=times, spotless=decision.spotless)
 
 
 def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outlook: Outlook, world: World) -> JobState:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 from broker.offer import Market, Offer
@@ -166,7 +167,7 @@ def _impossible(known: Sequence[Candidate], need: Mapping[int, float], work: flo
         if cheap is not fast:
             took = f"{told(cheap.finish.hours)} expected"
             lines.append(f"the cheapest is {_named(cheap)}: {took}, for {money(cheap.finish.total)}")
-        lines.append(f"deadline: {int(soonest * 60) + 1}m would do")
+        lines.append(f"deadline: {ceil(soonest * 60 - _SMALL) + 1}m would do")
     return tuple(lines)
 
 
