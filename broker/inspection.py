@@ -48,8 +48,9 @@ def inspect(name: str, config: Config) -> Inspection:
         listed = contract.instances()
     except AuthFailed as error:
         if error.code == NO_KEY:
-            told = Finding("key", False, "no key yet", how or error.fix or f"broker check {name}")
-            return Inspection(name, (told, *_public(contract)), keyless=True, how_to_key=how or error.fix)
+            what, said = ("key", "no key yet") if how else ("credentials", "none yet")
+            told = Finding(what, False, said, how or error.fix or f"broker check {name}")
+            return Inspection(name, (told, *_public(contract)), keyless=True, how_to_key=how)
         fix = error.fix or f"broker check {name} --new-key takes another one"
         found = Finding("key" if how else "credentials", False, error.message, fix)
         return Inspection(name, (found,), how_to_key=how, refused=True)

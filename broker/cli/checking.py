@@ -65,7 +65,8 @@ def _with_key(screen: Screen, found: Inspection, config: Config, *, anew: bool) 
     """Ask for a key where there is none, or for another one, and look again."""
     if anew and not found.how_to_key:
         raise Usage(f"{found.provider} takes no key here", fix=f"broker check {found.provider} says what it goes by")
-    if not (anew or found.keyless) or not screen.interactive or screen.quiet:
+    wanted = anew or (found.keyless and found.how_to_key)
+    if not wanted or not screen.interactive or screen.quiet:
         if anew:
             raise Usage("without a terminal nobody can be asked for a key", fix="give it on stdin: --key-stdin")
         return found
@@ -148,7 +149,7 @@ def _table(rows: Sequence[tuple[str, Finding, str]]) -> Any:
 def _advise(
     screen: Screen, rows: Sequence[tuple[str, Finding, str]], inspections: Sequence[Inspection], *, whole: bool
 ) -> None:
-    keyless = [found.provider for found in inspections if found.keyless]
+    keyless = [found.provider for found in inspections if found.keyless and found.how_to_key]
     if keyless and whole:
         screen.say(f"no key yet for {', '.join(keyless)}: broker check {keyless[0]} takes one")
     failed = sum(sign == "✗" for _, _, sign in rows)

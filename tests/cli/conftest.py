@@ -15,6 +15,8 @@ from cli.command import Cli
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
     made = Cli(tmp_path)
+    # No vendor's real price list is ever asked by a test: what stands in for them is on loopback, by http.
+    made.env |= {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     yield made
     if (made.state / "jobs.db").exists():
         made.end()

@@ -15,7 +15,7 @@ from cli.command import Cli
 
 from broker import bundled
 
-VERBS = ["init", "schema", "offers", "plan", "rehearse", "run"]
+VERBS = ["init", "schema", "check", "offers", "plan", "rehearse", "run"]
 VERBS += ["ps", "show", "logs", "wait", "pull", "stop", "up", "tick"]
 
 
@@ -55,7 +55,7 @@ def test_version(cli: Cli) -> None:
         (["plan", "quickstart", "--spot", "maybe"], 2, "--spot must be auto, only or never", "--spot auto"),
         (["plan", "quickstart", "--env", "=x"], 2, "--env '=x'", "KEY=VALUE"),
         (["offers", "A100:0"], 2, "'A100:0'", "A100:8"),
-        (["offers", "A100"], 78, "no provider is set up that rents out A100", "broker rehearse"),
+        (["offers", "A100"], 78, "no provider that rents out GPUs can be asked: aws: ", "broker check"),
         (["offers", "--cpus", "100000"], 75, "no offer fits", "try again"),
         (["show", "nobody"], 102, "no job 'nobody'", "broker ps -a"),
         (["logs", "nobody"], 102, "no job 'nobody'", "broker ps -a"),
@@ -87,7 +87,9 @@ def test_a_gpu_without_a_provider_is_a_matter_of_configuration(cli: Cli) -> None
         "run: nvidia-smi\nspot: never\nresources: {accelerators: A100:8}\n", encoding="utf-8"
     )
     for verb in (["plan", "gpu.yaml"], ["run", "gpu.yaml", "-y"]):
-        assert "no provider is set up that rents out A100:8" in cli(*verb, code=78).stderr
+        refused = cli(*verb, code=78).stderr
+        assert "no provider that rents out GPUs can be asked" in refused
+        assert refused.endswith("  try: broker check says how to set them up\n")
 
 
 def test_a_broken_configuration_is_named(cli: Cli) -> None:
