@@ -100,7 +100,13 @@ class Placement:
         }
         self.boot = Boot(**{**values, **changes})
         job.home.put(job.keys.boot(generation), boot_script(self.boot))
-        text = user_data(job.home.sign_get(job.keys.boot(generation), 600), end_by, provider="testing")
+        text = user_data(
+            job.home.sign_get(job.keys.boot(generation), 600),
+            end_by,
+            provider=self.boot.provider,
+            kind=self.boot.kind,
+            limit=16_384,
+        )
         (self.folder / "user-data").write_text(text)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -197,7 +203,9 @@ class Placement:
 
 
 class Job:
-    """A job's home and what the broker would keep of it."""
+    """A job's home and what the broker would keep of it. placement: what its machines are."""
+
+    placement: type[Placement] = Placement
 
     def __init__(self, folder: Path, guest: tuple[bytes, str], home: Home | None = None) -> None:
         self.folder, self.guest = folder, guest
@@ -221,7 +229,7 @@ class Job:
         return self
 
     def place(self, generation: int = 1, *, order: Mapping[str, Any] | None = None, **changes: Any) -> Placement:
-        placement = Placement(self, generation, **changes)
+        placement = self.placement(self, generation, **changes)
         self.placements.append(placement)
         self.live = generation
         self.order(generation, **{"end_by": placement.boot.end_by, "end_why": placement.boot.end_why, **(order or {})})
