@@ -15,6 +15,7 @@ from broker.cli.screen import Screen, Usage
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.founding import Founded, Ground
+    from broker.job import Plan
     from broker.provider import Finding
     from broker.stores import Kind
 
@@ -194,3 +195,25 @@ def _as_json(founded: Founded) -> dict[str, Any]:
         "bytes_per_second": {"up": founded.speed.up, "down": founded.speed.down},
         "findings": [{"what": f.what, "ok": f.ok, "found": f.found, "fix": f.fix} for f in founded.findings],
     }
+
+
+def offered_home(screen: Screen, plan: Plan, config: Config, *, ask: bool) -> bool:
+    """See that the chosen machine can reach the job's home; a person is offered to make one, True where it was made.
+
+    Raises ConfigError where there is none. Simulated machines are on this computer, and a folder will do.
+    """
+    from broker.errors import ConfigError
+
+    offer = plan.decision.offer
+    if offer is None or offer.simulated or not plan.home.startswith("file:"):
+        return False
+    what = f"{plan.home} is a folder on this computer, which no machine of {offer.provider} can reach"
+    if plan.task.home:
+        raise ConfigError(what, fix="name an object store in the task's `home`, or leave it out: broker home setup")
+    if not (ask and screen.interactive):
+        raise ConfigError(what, fix="broker home setup makes a home in an object store")
+    screen.say(f"{what}.")
+    if not screen.ask("Make a home in an object store now?", instead="a home by broker home setup"):
+        raise ConfigError("nothing was rented: there is no home for the job", fix="broker home setup")
+    set_up(screen, config, Answers(), replace=False)
+    return True

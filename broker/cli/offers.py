@@ -349,7 +349,8 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision
     others = {name for name in registry.names() if name != "local"}
     if all(query.gpu for query in queries) and others and others <= set(failures):
         what = "; ".join(f"{name}: {failures[name]}" for name in sorted(others))
-        return ConfigError(f"no provider that rents out GPUs can be asked: {what}", fix="broker check says how to set them up")
+        fix = "broker check says how to set them up"
+        return ConfigError(f"no provider that rents out GPUs can be asked: {what}", fix=fix)
     what = "; ".join(reasons[:3]) or "no offer fits now"
     return NothingAvailable(what, fix="ask for less, widen infra, raise --max-price, or try again later")
 

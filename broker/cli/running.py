@@ -58,6 +58,7 @@ def run_verb(
     Shows the plan, asks for consent, launches, follows and reports. Without a task file: broker run --gpu L4
     --checkpoint ckpt -- python train.py runs a command in a copy of this folder.
     """
+    from broker.cli.homes import offered_home
     from broker.cli.offers import make_plan, nothing, show_plan
     from broker.cli.trusting import wants_cheaper
     from broker.config import load
@@ -83,6 +84,8 @@ def run_verb(
     if not consent(screen, plan, yes=yes):
         screen.say("nothing was rented")
         return 1
+    if offered_home(screen, plan, config, ask=not yes):
+        config = load()
     with screen.waiting("the workdir to be packed and written to the home"):
         store = open_store(config.state, config.database)
         job = submit(plan.task, config=config, store=store, decision=plan.decision)
