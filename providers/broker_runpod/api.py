@@ -16,9 +16,9 @@ from broker.rest import Budget, Rest
 from broker_runpod import refusals
 from broker_runpod.refusals import HOW_TO_KEY, NAME, Withdrawn
 
-# REST v2's limits are 60 calls a minute, 3,000 an hour and 50,000 a day; this keeps the last, and so all three.
-# GraphQL publishes none.
-REST_QUOTA, GRAPH_QUOTA = (34, 60.0), (60, 60.0)
+# REST v2's limits are 60 calls a minute, 3,000 an hour and 50,000 a day; this keeps the first two, and the third unless
+# they are used up all day. GraphQL publishes none.
+REST_QUOTA, GRAPH_QUOTA = (50, 60.0), (60, 60.0)
 CLOUD_FIELDS = "minimumBidPrice uninterruptablePrice minVcpu minMemory stockStatus availableGpuCounts"
 PRICES = f"""query Prices($secure: GpuLowestPriceInput!, $community: GpuLowestPriceInput!) {{
   gpuTypes {{
