@@ -9,6 +9,7 @@ import pytest
 from cli.command import Cli
 from cli.shop import KEY, given
 from cli.terminal import Terminal
+from clouds.seaweedfs import SeaweedFS
 
 TASK = """\
 name: tune
@@ -130,3 +131,25 @@ def test_a_balance_is_held_against_the_plan(keyed: Cli) -> None:
     (keyed.folder / "config.toml").write_text("[providers.shop]\nbalance = 0.25\n")
     refused = keyed("run", "tune.yaml", "-y", code=78)
     assert "too little money: $0.25 prepaid does not pay for an hour; add some in shop's console" in refused.stderr
+
+
+def test_a_run_on_real_machines_offers_to_make_a_home_first(keyed: Cli, seaweedfs: SeaweedFS) -> None:
+    task(keyed)
+    refused = keyed("run", "tune.yaml", "-y", code=78)
+    assert "is a folder on this computer, which no machine of shop can reach" in refused.stderr
+    assert refused.stderr.endswith("  try: broker home setup makes a home in an object store\n")
+    bucket = seaweedfs.new_home("").removeprefix("s3://")
+    with Terminal(keyed, "run", "tune.yaml") as terminal:
+        terminal.until("USD/h? [y/N]")
+        terminal.type("y\n")
+        terminal.until("Make a home in an object store now? [y/N]")
+        terminal.type("y\n")
+        for question, answer in (
+            ("Store [r2]: ", seaweedfs.endpoint), ("Bucket [", bucket), ("key id: ", "minter"),
+            ("(not shown): ", "minter-secret"),
+        ):  # fmt: skip
+            terminal.until(question)
+            terminal.type(f"{answer}\n")
+        terminal.until("submitted; Ctrl-C asks")
+    (job,) = keyed.json("ps", "-a")
+    assert job["home"] == f"s3://{bucket}"
