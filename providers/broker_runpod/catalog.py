@@ -7,7 +7,7 @@ for something only where its cloud sells the card: elsewhere the lists hold 0 or
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +115,6 @@ class Shape:
     """What turns cards into offers for one question. blocked: why nothing can be rented; no_spot: why no spot can."""
 
     query: OfferQuery
-    clouds: Sequence[str]
     at: float
     mount: Mount | None = None
     centres: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -138,8 +137,7 @@ def _of_card(card: Sold, shape: Shape) -> Iterator[Offer]:
     query, count = shape.query, shape.query.gpu_count
     named = _named(card)
     if (
-        card.cloud not in shape.clouds
-        or named is None
+        named is None
         or not gpus.matches(query.gpu or "", named, card.memory_gib)
         or count > card.most
         or card.vcpus < query.cpus

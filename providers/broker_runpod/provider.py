@@ -20,7 +20,7 @@ from broker.errors import (
     QuotaExceeded,
 )
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, PartialOffers, Traits
+from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, OfferList, PartialOffers, Traits
 from broker_runpod import catalog, pods
 from broker_runpod import settings as settings_of
 from broker_runpod.api import ACCOUNT, PODS, PRICES, RENT_SPOT, TERMINATE, Api
@@ -75,7 +75,7 @@ class RunPodProvider:
             cards = self._cards(query)
         except Withdrawn:
             cards = list(catalog.sold_by_rest(self._catalog(query, None)))
-        found = catalog.offers(cards, self._shape(query, mount=mount, centres=centres))
+        found = self._wanted(catalog.offers(cards, self._shape(query, mount=mount, centres=centres)))
         if failures:
             raise PartialOffers(found, failures)
         return found
@@ -158,10 +158,17 @@ class RunPodProvider:
         except ProviderError as error:
             text = f"there is no key for runpod, and its public prices cannot be read: {error}"
             raise AuthFailed(text, provider=NAME, code="no key", fix=HOW_TO_KEY) from error
-        return catalog.offers(cards, self._shape(query, blocked=NO_KEY))
+        return self._wanted(catalog.offers(cards, self._shape(query, blocked=NO_KEY)))
 
     def _shape(self, query: OfferQuery, **more: Any) -> catalog.Shape:
-        return catalog.Shape(query, self.settings.clouds, time.time(), no_spot=self._spot_is_gone(), **more)
+        return catalog.Shape(query, time.time(), no_spot=self._spot_is_gone(), **more)
+
+    def _wanted(self, found: Sequence[Offer]) -> OfferList:
+        """Those of the clouds that are set; the others are counted."""
+        clouds = self.settings.clouds
+        kept = [offer for offer in found if offer.trust in {catalog.TRUST[cloud] for cloud in clouds}]
+        why = f"[providers.runpod] clouds is {', '.join(clouds)} only"
+        return OfferList(kept, left_out={why: len(found) - len(kept)} if len(kept) < len(found) else {})
 
     def _cards(self, query: OfferQuery, *, keyless: bool = False) -> list[catalog.Sold]:
         wish: dict[str, Any] = {"gpuCount": query.gpu_count}

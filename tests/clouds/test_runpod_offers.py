@@ -15,8 +15,8 @@ from clouds.runpod.hand import opened
 
 from broker.contract import wrap
 from broker.errors import AuthFailed, ConfigError, RateLimited
-from broker.offer import Market, Offer, OfferQuery, Trust
-from broker.provider import PartialOffers
+from broker.offer import Market, OfferQuery, Trust
+from broker.provider import OfferList, PartialOffers
 from broker_runpod import RunPodProvider
 
 SAVED = API / "runpod" / "gpu_types_graphql_answer.json"
@@ -266,6 +266,8 @@ def test_a_wrong_setting_is_named(tmp_path: Path, table: dict[str, Any], said: s
 
 
 def test_only_the_clouds_that_are_set_are_asked(cloud: RunPod, tmp_path: Path) -> None:
-    found: list[Offer] = list(opened(cloud, tmp_path, clouds=["community"]).offers(ONE))
+    found = opened(cloud, tmp_path, clouds=["community"]).offers(ONE)
     assert {offer.trust for offer in found} == {Trust.COMMUNITY}
+    assert isinstance(found, OfferList)
+    assert found.left_out == {"[providers.runpod] clouds is community only": 2}
     assert cloud.counted() == {"POST /graphql": 1}
