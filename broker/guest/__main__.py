@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
@@ -23,6 +22,7 @@ AFTER_END = 120.0  # seconds in which an accepted end takes effect
 def main() -> None:
     """Never returns before the machine's end was accepted: a container whose PID 1 has gone is only started again."""
     os.umask(0o077)
+    going_down = threading.Event()
     folder = Path(os.environ.get("SPOTBROKER_DIR") or DEFAULT_FOLDER)
 
     def refused(text: str) -> None:
@@ -39,9 +39,11 @@ def main() -> None:
         refused("the guest could not start")
     else:
         why = _placement(boot, folder, provider)
+        # A machine that shuts down waits for its units: whoever stays bills for another TimeoutStopSec.
+        signal.signal(signal.SIGTERM, lambda *_: going_down.set())
         say(f"ending this machine: {why}")
         provider.end_machine(why, refused)
-    time.sleep(AFTER_END)
+    going_down.wait(AFTER_END)
     if os.getpid() == 1:
         threading.Event().wait()
 
