@@ -480,10 +480,17 @@ def ensure_background(config: Config, *, timeout: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], None] = print) -> None:
+def up(
+    config: Config,
+    *,
+    until_idle: bool = False,
+    on_line: Callable[[str], None] = print,
+    beside: Callable[[threading.Event], None] | None = None,
+) -> None:
     """Drive all jobs until SIGINT or SIGTERM, or with `until_idle` until there is nothing left to drive.
 
-    One per installation: a second one says so and returns. Jobs go on running when it ends.
+    One per installation: a second one says so and returns. Jobs go on running when it ends. beside: what else this
+    broker does, in a thread of its own, until the event that it is given is set.
     """
     gate = gate_of(config)
     if not _take(gate):
@@ -496,8 +503,13 @@ def up(config: Config, *, until_idle: bool = False, on_line: Callable[[str], Non
 
     before = [(which, signal.signal(which, end)) for which in (signal.SIGINT, signal.SIGTERM)]
     try:
-        with running(config) as engine:
+        with running(config) as engine, contextlib.ExitStack() as leaving:
             on_line(f"broker up, state in {config.state}")
+            if beside is not None:
+                also = threading.Thread(target=beside, args=(ended,), name="spotbroker beside", daemon=True)
+                also.start()
+                leaving.callback(also.join, 30.0)
+                leaving.callback(ended.set)
             idle_since: float | None = None
             while not ended.wait(0.5):
                 idle_since = (idle_since or time.monotonic()) if engine.idle() else None

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import checking, costing, estimating, homes, jobs, moving, offers, rehearsal, running, service
+from broker.cli import (
+    checking,
+    costing,
+    estimating,
+    homes,
+    jobs,
+    moving,
+    offers,
+    rehearsal,
+    running,
+    scheduling,
+    service,
+)
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
 app = typer.Typer(
@@ -32,7 +44,13 @@ def _version(value: bool) -> None:
 home = typer.Typer(
     help="The object store where jobs keep what must outlive machines.", no_args_is_help=True, rich_markup_mode=None
 )
+schedule = typer.Typer(
+    help="Tasks that run again and again, woken by cron, a systemd timer or `broker up`.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(home, name="home")
+app.add_typer(schedule, name="schedule")
 
 
 @app.callback()
@@ -64,3 +82,6 @@ for register, names in (
     for name in names:
         verb(app, name=name)(getattr(register, f"{name}_verb"))
 verb(home, name="setup")(homes.setup_verb)
+for name in ("add", "list", "rm", "next"):
+    verb(schedule, name=name)(getattr(scheduling, f"{name}_verb"))
+verb(schedule, name="fire", hidden=True)(scheduling.fire_verb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +22,12 @@ def up_verb(
     screen: Screen,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no job is left to move.")] = False,
 ) -> None:
-    """Keep moving all jobs, until interrupted.
+    """Keep moving all jobs and run all schedules, until interrupted.
 
     For a small machine that is always on.
     """
     from broker import engine
+    from broker.cli.scheduling import keep_schedules
     from broker.config import load
 
     config = load()
@@ -33,7 +35,9 @@ def up_verb(
         screen.say("Ctrl-C ends the broker and leaves the jobs running")
     elif not _others_work(screen, config):
         return
-    engine.up(config, until_idle=until_idle, on_line=screen.say)
+    # One that ends when nothing is left to do waits for no schedule.
+    beside = None if until_idle else functools.partial(keep_schedules, config, say=screen.say)
+    engine.up(config, until_idle=until_idle, on_line=screen.say, beside=beside)
 
 
 def _others_work(screen: Screen, config: Config) -> bool:
@@ -59,15 +63,17 @@ def tick_verb(
     screen: Screen,
     wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="Stay for so many at most.")] = 30.0,
 ) -> None:
-    """Look after all jobs once, and return; for cron.
+    """Look after all jobs and schedules once, and return; for cron.
 
     Machines that no job owns are ended, too.
     """
     from broker import engine
+    from broker.cli.scheduling import look_once
     from broker.config import load
     from broker.job import jobs
 
     config = load()
+    look_once(config, screen.say)
     other = "; a broker is up here too, and it drives most of them" if engine.alive(config) else ""
     with telling_still(screen, config), screen.waiting(f"every active job to be looked after{other}"):
         engine.tick(config, wait=wait)

@@ -1,0 +1,58 @@
+"""What happened in the night: one job as the text of a mail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.schedule import told, upcoming
+
+if TYPE_CHECKING:
+    from broker.job import Job
+    from broker.report import Report
+    from broker.schedule import Schedule
+    from broker.timetable import Run
+
+LAST_LINES = 8
+
+
+def summary(job: Job, schedule: Schedule, run: Run) -> str:
+    """A dozen lines at most: how it ended, what it cost, where its results are, what to do, what comes next."""
+    from broker.report import of
+
+    report = of(job.refresh())
+    lines = [f"{job.id} {report.outcome or report.status}", f"run of {told(run.slot, schedule.zone)}"]
+    lines += [run.note] if run.note else []
+    lines += [_took(report)]
+    if kept := job.outputs() if job.row.exit_code == 0 else {}:
+        lines.append(f"outputs: {len(kept)} file{'s' * (len(kept) != 1)}: broker pull {job.id}")
+    if job.row.exit_code:
+        lines.append(f"try: {job.row.fix or f'broker logs {job.id}'}")
+        lines += [f"  | {line}" for line in _last_lines(job)]
+    lines += [f"next: {told(at, schedule.zone)}" for at in upcoming(schedule, run.at, 1)]
+    return "\n".join(lines)
+
+
+def _took(report: Report) -> str:
+    from broker.cli.tables import duration, money
+
+    count, moves = len(report.stays), len(report.moves)
+    if not count:
+        return "nothing was rented"
+    spent = money(report.spent, simulated=report.simulated)
+    saved = ""
+    if report.on_demand and report.on_demand > report.spent:
+        share = 100 * (1 - report.spent / report.on_demand)
+        saved = f"; on demand {money(report.on_demand)}, saved {share:.0f}%"
+    where = " → ".join(dict.fromkeys(stay.place for stay in report.stays))
+    machines = f"{count} machine{'s' * (count != 1)} ({where}), {moves} move{'s' * (moves != 1)}"
+    return f"took {duration(report.end - report.created)}, {machines}; cost {spent}{saved}"
+
+
+def _last_lines(job: Job) -> list[str]:
+    from broker.errors import HomeError
+
+    try:
+        text = "".join(part for _, _, part in job.logs())
+    except HomeError:
+        return []
+    return text.splitlines()[-LAST_LINES:]
