@@ -38,14 +38,14 @@ NAMES = (
 )
 STORED = {"id", "label", "actual_status", "gpu_name", "verification", "machine_id", "host_id", "is_bid"}
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": lambda have, want: have == want,
-    "neq": lambda have, want: have != want,
+    "eq": lambda have, want: have == _like(have, want),
+    "neq": lambda have, want: have != _like(have, want),
     "gt": lambda have, want: have is not None and have > float(want),
     "gte": lambda have, want: have is not None and have >= float(want),
     "lt": lambda have, want: have is not None and have < float(want),
     "lte": lambda have, want: have is not None and have <= float(want),
-    "in": lambda have, want: have in want,
-    "notin": lambda have, want: have not in want,
+    "in": lambda have, want: have in [_like(have, one) for one in want],
+    "notin": lambda have, want: have not in [_like(have, one) for one in want],
 }
 NOT_ROWS = {"type", "order", "limit", "allocated_storage", "disable_bundling", "rentable", "rented", "external"}
 
@@ -56,11 +56,11 @@ class Lies:
 
     refuse: status and body for the next creations, in turn. lose_answer: creations that are made and answered with
     500; hang_up: that are made and answered by a closed connection. hide: seconds for which a new contract is left out
-    of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come: `500`,
-    `502`, `null`, `text`, `cut`, `html`, `hang up`. quota: searches are refused until midnight. total: contracts that
-    the list says there are; same_token: its pages do not end. keep: what is destroyed is listed on. no_bid: a creation
-    with a price rents on-demand all the same. low_bid: how a bid that does not win is answered: the status, with
-    `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
+    of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come, by
+    the words of `_broken`. quota: searches are refused until midnight. total: how many contracts the list says there
+    are; same_token: its pages do not end. keep: what is destroyed is listed on. hold: answers wait for it. no_bid: a
+    creation with a price rents on-demand all the same. low_bid: how a bid that does not win is answered: the status,
+    with `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
     """
 
     refuse: list[Reply] = field(default_factory=list)
@@ -74,6 +74,7 @@ class Lies:
     total: int | None = None
     same_token: bool = False
     keep: bool = False
+    hold: threading.Event | None = None
     low_bid: int = 400
 
 
@@ -124,6 +125,8 @@ class VastServer:
             self.asked.append((method, path, dict(headers), body))
             broken = self.lies.broken.get(endpoint)
             how = broken.pop(0) if broken else ""
+        if self.lies.hold is not None:
+            self.lies.hold.wait(30.0)
         if how:
             return _broken(how)
         if self.spec is not None:
@@ -324,6 +327,12 @@ def _endpoint(method: str, path: str) -> tuple[str, int]:
     return f"{method} {re.sub(r'/[0-9]+/$', '/{id}/', place)}", int(number[1]) if number else -1
 
 
+def _like(have: Any, want: Any) -> Any:
+    """The vendor's client sends numbers as text."""
+    number = isinstance(have, int | float) and not isinstance(have, bool)
+    return float(want) if number and isinstance(want, str) else want
+
+
 def _rank(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return value is None, float(value) if number else 0.0, "" if number else str(value)
@@ -363,6 +372,7 @@ def _broken(how: str) -> Reply | str | bytes:
     plain: dict[str, Reply] = {
         "500": (500, {"success": False, "error": "internal", "msg": "Internal Server Error"}),
         "502": (502, {"msg": "Bad Gateway"}),
+        "no": (200, {"success": False, "error": "not_now", "msg": "try again later"}),
         "null": (200, {"success": True, "instances": None, "offers": None, "next_token": None}),
     }
     if how in plain:

@@ -16,13 +16,14 @@ from ruamel.yaml import YAML
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data" / "api" / "vast"
 # file, name of the property, what is put there instead. Why: `env` as an object is what the guides and the vendor's
-# client send; both of them send `on-demand`; `ports` is a map of lists and `extra_env` a list of pairs, as in the
-# list's own file; the client reads null for an unknown id; the words for errors are not whole (insufficient_credit,
-# no_such_ask and others are seen).
+# client send; both of them send `on-demand`; of `order` it is each entry that has two parts; `ports` is a map of lists
+# and `extra_env` a list of pairs, as in the list's own file; the client reads null for an unknown id; the words for
+# errors are not whole (insufficient_credit, no_such_ask and others are seen).
 MENDED = (
     ("create_instance.yaml", "env", {"type": ["string", "object"]}),
     ("create_instance.yaml", "price", {"type": ["number", "null"], "minimum": 0.001, "maximum": 128.0}),
     ("search_offers.yaml", "type", {"enum": ["ondemand", "on-demand", "bid", "reserved"]}),
+    ("search_offers.yaml", "order", {"type": "array", "items": {"type": "array", "minItems": 2, "maxItems": 2}}),
     ("show_instance.yaml", "ports", {}),
     ("show_instance.yaml", "instances", {"anyOf": [{"$ref": "#/components/schemas/Instance"}, {"type": "null"}]}),
     ("show_instance.yaml", "extra_env", {"type": "array", "items": {"type": "array", "items": {"type": "string"}}}),
