@@ -242,7 +242,8 @@ class Job:
         task = self.task
         if budget is not None or deadline:
             task = dataclasses.replace(task, budget=budget or task.budget, deadline=deadline or task.deadline)
-        if task.budget is not None and task.budget <= self.spent:
+        reached = self.row.message.startswith("budget") and (self.task.budget or 0.0) >= (task.budget or 0.0)
+        if task.budget is not None and (reached or task.budget <= self.spent):
             raise errors.ConfigError(
                 f"{self.id} has spent {self.spent:.4f} of its budget of {task.budget:g} USD",
                 fix=f"broker resume {self.id} --budget USD, with more than that",

@@ -21,7 +21,7 @@ from broker.policy.memory import Memory
 from broker.provider import Cause, Instance, LaunchRequest, State
 from broker.purse import LIMITS, extended, first_end, purses
 from broker.reaction import UNCONFIRMED_AFTER, settled
-from broker.state import SETTLING, Held, JobState, Outcome, Retiring
+from broker.state import HANDOVER, SETTLING, Held, JobState, Outcome, Retiring
 from broker.store import JobRow, PlacementRow
 from broker.task import Task
 from broker.weighing import wants_weighing, weigh
@@ -44,8 +44,6 @@ STALE_REQUEST = 600.0
 AMBIGUOUS_TRIES = 3
 STALE_PRICE = 60.0
 """Seconds after which a request under a `max_price` is picked anew instead of being sent: prices have moved on."""
-HANDOVER = 1800.0
-"""Seconds beyond its boot limit that a machine gets to be ready to take over from one that still runs."""
 OUT_WORDS = {
     "notice": ("notice", "its provider takes the machine back"),
     "preempted": ("preempted", "taken back by its provider"),
@@ -149,7 +147,7 @@ def _held(
         latest=request.latest,
     )
     task = Task.from_json(world.store.job(state.job).task)
-    held = _paid_for(held, state, task, world)
+    held = _paid_for(held, state, task, world, simulated=offer.simulated)
     word = "adopted" if adopted else "launched"
     world.store.event(
         state.job,
@@ -171,25 +169,25 @@ def _held(
     weigh_at = now + world.limits(simulated=traits.simulated).weigh if wants_weighing(task, held, world) else None
     state = replace(state, launched=state.launched + 1, memory=memory, heading=None, weigh_at=weigh_at)
     if state.live is not None:
-        state = _makes_room(state, state.live, now + traits.boot_limit + HANDOVER)
+        state = _makes_room(state, state.live, now)
     state = state.to("watch", live=held, not_before=None, then="pick")
     dear = task.max_price is not None and instance.hourly > task.max_price * (1 + 1e-6)
     return _too_dear(state, held, task, world) if dear else state
 
 
-def _paid_for(held: Held, state: JobState, task: Task, world: World) -> Held:
+def _paid_for(held: Held, state: JobState, task: Task, world: World, *, simulated: bool) -> Held:
     """With the end that the budgets allow at the price that is really charged, where that is above the offer's."""
     now = world.clock()
-    limiting = purses(task, state, world, simulated=held.simulated, but=held.generation)
+    limiting = purses(task, state, world, simulated=simulated, but=held.generation)
     end = first_end(limiting, max(held.hourly, held.bid or 0.0), now)
     if end is None or end[0] >= held.end_by:
         return held
     return replace(held, end_by=end[0], end_why=end[1])
 
 
-def _makes_room(state: JobState, old: Held, by: float) -> JobState:
-    """The machine that runs goes on until the guest of the new one is ready, or until `by`."""
-    entry = Retiring(held=old, why="migrate", order="run", since=by - HANDOVER, terminate_at=by)
+def _makes_room(state: JobState, old: Held, now: float) -> JobState:
+    """The machine that runs goes on until the guest of the new one is ready, or for as long as a handover may take."""
+    entry = Retiring(held=old, why="migrate", order="run", since=now, terminate_at=now + HANDOVER)
     retiring, moves = (*state.retiring, entry), state.moves + 1
     return replace(state, retiring=retiring, after=old.generation, start_by=None, go=False, moves=moves)
 

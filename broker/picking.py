@@ -21,7 +21,7 @@ from broker.policy.due import Due
 from broker.policy.memory import Memory
 from broker.provider import LaunchRequest
 from broker.purse import first_end, least, purses
-from broker.state import JobState, Outcome
+from broker.state import HANDOVER, JobState, Outcome
 from broker.store import JobRow, OverBudget, PlacementRow
 from broker.task import Task
 from broker.world import World
@@ -159,7 +159,8 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     assert offer is not None
     limiting = purses(task, state, world, simulated=offer.simulated, but=generation)
     end = first_end(limiting, offer.hourly, now)
-    if end is not None and end[0] - now < least(world, simulated=offer.simulated):
+    worth = least(world, simulated=offer.simulated) if state.live is None else HANDOVER
+    if end is not None and end[0] - now < worth:
         return _spent(state, limiting, end[1], world)
     terms = _terms(decision, outlook, end, now)
     resources = task.resources[decision.alternative]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.policy.budget import Bill, Purse, ends, month
-from broker.state import Held, JobState, Retiring
+from broker.state import HANDOVER, SETTLING, Held, JobState, Retiring
 from broker.store import PlacementRow
 from broker.task import Task
 from broker.world import World
@@ -31,7 +31,9 @@ def purses(task: Task, state: JobState, world: World, *, simulated: bool, but: i
     own = {
         (state.job, row.generation): bill
         for row in world.store.placements(state.job)
-        if row.generation != but and _simulated(row) is simulated and (bill := _own(row, state)) is not None
+        if row.generation != but
+        and _simulated(row) is simulated
+        and (bill := _own(row, state, world.clock())) is not None
     }
     found = []
     if task.budget is not None:
@@ -56,7 +58,8 @@ def extended(state: JobState, task: Task, world: World) -> JobState:
     held, now = state.live, world.clock()
     if held is None or held.latest is None or held.end_why not in LIMITS:
         return state
-    limiting = purses(task, state, world, simulated=held.simulated, but=held.generation)
+    simulated = _simulated(world.store.placement(state.job, held.generation))
+    limiting = purses(task, state, world, simulated=simulated, but=held.generation)
     spent = [replace(p, bills=(*p.bills, Bill(held.hourly, held.launched_at, now, over=True))) for p in limiting]
     end = first_end(spent, max(held.hourly, held.bid or 0.0), now)
     end_by, end_why = min((held.latest, "max_hours"), *([end] if end is not None else []))
@@ -74,7 +77,7 @@ def _simulated(row: PlacementRow) -> bool:
     return bool(row.request["offer"].get("simulated"))
 
 
-def _own(row: PlacementRow, state: JobState) -> Bill | None:
+def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
     """One machine of the job as its state has it; None for a placement that got none."""
     if row.status == "closed":
         return None
@@ -83,7 +86,9 @@ def _own(row: PlacementRow, state: JobState) -> Bill | None:
         return _leaving(retiring)
     if state.live is not None and state.live.generation == row.generation:
         held = state.live
-        return Bill(held.hourly, held.launched_at, held.end_by, most=held.bid)
+        # One that makes room for another is told to end with the handover.
+        until = held.end_by if state.heading is None else min(held.end_by, now + HANDOVER + SETTLING)
+        return Bill(held.hourly, held.launched_at, until, most=held.bid)
     if row.ended_at is not None:
         return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True)
     offer = row.request["offer"]

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from broker.errors import ConfigError
 
 VERSION = 1
+HANDOVER = 1800.0
+"""Seconds that a machine which still runs gives the one it makes room for to be ready."""
 SETTLING = 120.0
 """Seconds after the moment when a machine is to be terminated at the latest, until it ends itself."""
 T = TypeVar("T")

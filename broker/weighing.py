@@ -83,12 +83,15 @@ def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, wo
     prospect = outlook.wish.prospect
     if not spots or prospect is None or prospect.hours is None:
         return stay
-    here = prospect.hours / prospect.speed_of(_offer(stay, world)) * live.hourly
-    best = spots[0]
+    best, pace = spots[0], prospect.speed_of(_offer(stay, world))
     assert best.finish is not None
-    if best.finish.total > WORTH * here:
+    # This machine goes on working, and being paid for, until the other one is ready.
+    meanwhile = min(prospect.restart(best.offer), prospect.hours / pace)
+    here = prospect.hours / pace * live.hourly
+    there = meanwhile * live.hourly + best.finish.total * (1 - meanwhile * pace / prospect.hours)
+    if there > WORTH * here:
         return stay
-    text = f"goes back to spot in {best.offer.where}: {money(best.finish.total)} to finish there, {money(here)} here"
+    text = f"goes back to spot in {best.offer.where}: {money(there)} to finish there, {money(here)} here"
     _say(stay, world, text)
     return stay.to("pick", heading=best.offer.key)
 

@@ -1,0 +1,300 @@
+"""Budgets, plan B and moves of a job's own accord, through the real phases on a fake cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
+
+from broker.errors import Ambiguous, ConfigError, NoCapacity
+from broker.offer import Market
+from broker.policy.record import replay
+from broker.provider import LaunchRequest
+from broker.task import Work
+
+HOUR = 3600.0
+STEADY, CHEAP = offer("a1", Market.ON_DEMAND), offer("a1")
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Iterator[Any]:
+    made: list[Stage] = []
+
+    def make(stock: list[Any], **more: Any) -> Stage:
+        made.append(Stage(tmp_path / str(len(made)), stock, **{"restart": 300.0, **more}))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.close()
+
+
+def markets(stage: Stage, job: Any) -> list[str]:
+    return [str(row.market) for row in job.placements() if row.instance]
+
+
+def later(stage: Stage, seconds: float, call: Any) -> None:
+    """Do something once, when so much time has passed."""
+    done: list[bool] = []
+
+    def tick(now: float) -> float | None:
+        if now >= START + seconds - 1e-6 and not done:
+            done.append(True)
+            call()
+        return None if done else START + seconds
+
+    stage.at_tick = tick
+
+
+# Budgets
+
+
+def test_at_its_budget_a_job_is_saved_and_ended_and_can_be_resumed(staged: Any) -> None:
+    stage = staged([STEADY], work=6 * HOUR)
+    job = stage.submit(budget=5.0)
+    stage.run(job)
+    assert (job.status, job.exit_code) == ("limit", 104), stage.story(job)
+    assert job.message == "budget reached; the newest snapshot is safe"
+    assert 4.5 < stage.cloud.spent() <= 5.0
+    with pytest.raises(ConfigError, match="has spent 4.9"):
+        job.resume()
+    job.resume(budget=30.0)
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert stage.cloud.spent() <= 6 * HOUR / HOUR * ON_DEMAND + 3.0
+
+
+def test_the_guest_knows_its_share_so_that_the_budget_holds_without_a_broker(staged: Any) -> None:
+    stage = staged([STEADY])
+    job = stage.submit(budget=5.0)
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    request = LaunchRequest.from_json(dict(job.placements()[0].request))
+    assert request.end_why == "budget"
+    assert (request.end_by - request.frozen_at) * request.offer.hourly / HOUR <= 5.0
+    assert request.latest is not None
+    assert request.latest > request.end_by  # max_hours, should the budget be raised
+
+
+@pytest.mark.parametrize("notice", [None, 120.0])
+def test_a_budget_holds_over_handovers(staged: Any, notice: float | None) -> None:
+    """A machine is taken back again and again, two are there at once, and every price is another."""
+    stock = [offer(f"a{n}", price=0.5 + 0.4 * n) for n in range(1, 4)] + [STEADY]
+    stage = staged(stock, work=40 * HOUR)
+    spent: list[float] = []
+
+    def tick(now: float) -> float:
+        spent.append(stage.cloud.spent())
+        number = int((now - START) / (0.7 * HOUR) + 1e-9)
+        if number > len(taken):
+            taken.append(number)
+            for machine in stage.cloud.living():
+                if stage.cloud.rented[machine.id].notice is None:
+                    stage.cloud.take_back(machine.id, notice=notice)
+        return START + (number + 1) * 0.7 * HOUR
+
+    taken: list[int] = []
+    stage.at_tick = tick
+    job = stage.submit(budget=8.0)
+    stage.run(job)
+    assert (job.status, job.exit_code) == ("limit", 104), stage.story(job)
+    assert job.message.startswith("budget")
+    assert len(job.placements()) > 3
+    assert max(spent[-1], stage.cloud.spent()) <= 8.0
+    assert stage.cloud.spent() > 6.0
+
+
+def test_a_month_has_a_budget_over_all_jobs(staged: Any) -> None:
+    stage = staged([STEADY], work=2 * HOUR, monthly=10.0)
+    first, second = stage.submit(max_hours=2.5), stage.submit(max_hours=2.5)
+    stage.run(first, until=lambda: stage.state(first).live is not None)
+    stage.run(second)  # the first one is committed to 2.5 h, 7.65 of the 10 USD
+    assert (second.status, second.exit_code) == ("limit", 104), stage.story(second)
+    assert "monthly_budget" in second.message
+    stage.run(first)
+    assert first.status == "succeeded"
+    assert stage.cloud.spent() <= 10.0
+
+
+def test_what_a_machine_really_costs_counts_against_the_budget(staged: Any) -> None:
+    """Spot was asked for and on-demand was given, at three times the price (case 2): its end comes earlier."""
+    stage = staged([STEADY, CHEAP])
+    job = stage.submit(budget=5.0)
+    stage.run(job, until=lambda: stage.state(job).phase == "launch")
+    stage.cloud.stock = [STEADY, replace(CHEAP)]
+    real = stage.cloud.provider()
+
+    class Dear:
+        name, traits = real.name, real.traits
+        offers, terminate, notice = real.offers, real.terminate, real.notice
+
+        def launch(self, request: LaunchRequest) -> Any:
+            return replace(real.launch(request), hourly=ON_DEMAND, market=Market.ON_DEMAND)
+
+        def instances(self) -> Any:
+            return [replace(i, hourly=ON_DEMAND, market=Market.ON_DEMAND) for i in real.instances()]
+
+    stage.world._providers["fake"] = Dear()  # type: ignore[assignment]
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    live = stage.state(job).live
+    assert live is not None
+    assert (live.end_by - START) * ON_DEMAND / HOUR <= 5.0 + 1e-6
+    assert live.end_why == "budget"
+
+
+# Prices
+
+
+def test_max_price_is_held_against_the_price_that_is_charged(staged: Any) -> None:
+    """The price rose between the look and the launch; what was rented above the limit ends at once."""
+    stage = staged([offer("a1", price=0.5), offer("b1", price=0.55)], work=HOUR)
+    job = stage.submit(max_price=0.6, spot="only")
+    stage.run(job, until=lambda: stage.state(job).phase == "launch")
+    stage.cloud.reprice("fake/*/a1/*", 0.9)
+    request = dict(job.placements()[0].request)
+    request["offer"] = {**request["offer"], "price": 0.9}
+    stage.store.update_placement(job.id, 1, request=request)
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    rows = [row for row in job.placements() if row.instance]
+    assert [LaunchRequest.from_json(dict(row.request)).offer.zone for row in rows] == ["a1", "b1"]
+    assert rows[0].cost(stage.clock()) < 0.01
+
+
+def test_a_price_that_has_grown_old_is_looked_at_again(staged: Any) -> None:
+    stage = staged([offer("a1", price=0.5), offer("b1", price=0.55)], work=HOUR)
+    job = stage.submit(max_price=0.6, spot="only")
+    stage.run(job, until=lambda: stage.state(job).phase == "launch")
+    stage.clock.advance(90.0)  # a broker that was away
+    stage.cloud.reprice("fake/*/a1/*", 0.9)
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert [row.status for row in job.placements()] == ["closed", "ended"]
+
+
+# Plan B
+
+
+def test_on_demand_takes_over_only_after_there_was_no_spot_for_a_while(staged: Any) -> None:
+    stage = staged([STEADY, CHEAP], work=4 * HOUR)
+
+    def gone() -> None:
+        stage.cloud.limit("*/spot", 0)
+        for machine in stage.cloud.living():
+            stage.cloud.take_back(machine.id)
+
+    later(stage, HOUR, gone)
+    job = stage.submit()
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert markets(stage, job) == ["spot", "on_demand"]
+    rows = [row for row in job.placements() if row.instance]
+    assert 290 <= rows[1].launched_at - (START + HOUR) <= 330
+    assert any("no spot for 300 s" in reason for reason in rows[1].reasons)
+
+
+def test_spot_that_comes_back_in_time_is_taken_again(staged: Any) -> None:
+    stage = staged([STEADY, CHEAP], work=2 * HOUR)
+    later(stage, HOUR, lambda: [stage.cloud.take_back(machine.id) for machine in stage.cloud.living()])
+    job = stage.submit()
+    stage.run(job)
+    assert markets(stage, job) == ["spot", "spot"], stage.story(job)
+
+
+def test_where_there_never_was_spot_on_demand_is_taken_at_once(staged: Any) -> None:
+    stage = staged([STEADY], work=HOUR)
+    job = stage.submit()
+    stage.run(job)
+    assert markets(stage, job) == ["on_demand"]
+    assert job.placements()[0].launched_at == START
+
+
+def back(staged: Any, work: float, spot_at: float) -> tuple[Stage, Any]:
+    """A job on demand; after a while spot is there again."""
+    stage = staged([STEADY, CHEAP], work=work)
+    stage.cloud.limit("*/spot", 0)
+    later(stage, spot_at, lambda: stage.cloud.limit("*/spot", 9))
+    job = stage.submit(work=Work(hours=work / HOUR))
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    return stage, job
+
+
+def test_a_job_goes_back_to_spot_and_runs_on_until_the_new_machine_is_ready(staged: Any) -> None:
+    stage, job = back(staged, 5 * HOUR, HOUR)
+    assert markets(stage, job) == ["on_demand", "spot"], stage.story(job)
+    old, new = (stage.guests[job.id, generation] for generation in (1, 2))
+    assert old.ended is not None
+    assert new.began is not None
+    assert 0 <= old.ended - (new.at + 300.0) < 5  # the start-up of the new machine cost no time
+    assert new.began >= old.ended  # one program at a time
+    assert stage.cloud.spent() < 1.4 * ON_DEMAND + 4.2 * SPOT
+    (event,) = [e for e in job.events() if e.kind == "weighed"]
+    assert "goes back to spot in fake/a/a1: " in event.text
+
+
+def test_a_job_does_not_move_for_its_last_minutes(staged: Any) -> None:
+    stage, job = back(staged, 1.05 * HOUR, HOUR)
+    assert markets(stage, job) == ["on_demand"], stage.story(job)
+
+
+@pytest.mark.parametrize(
+    "trouble", [NoCapacity("none", provider="fake"), Ambiguous("500", provider="fake"), "lost in boot"]
+)
+def test_a_job_that_cannot_move_keeps_its_machine(staged: Any, trouble: Any) -> None:
+    stage = staged([STEADY, CHEAP], work=3 * HOUR)
+    stage.cloud.limit("*/spot", 0)
+    if isinstance(trouble, str):
+        stage.cloud.on_launch = lambda instance, request: (
+            stage._launched(instance, request),
+            later(stage, stage.clock() - START + 60, lambda: stage.cloud.take_back(instance.id))
+            if request.offer.market is Market.SPOT and request.generation == 2
+            else None,
+        )
+    elif isinstance(trouble, Ambiguous):
+        later(stage, HOUR, lambda: (stage.cloud.limit("*/spot", 9), stage.cloud.fail_after_create(1)))
+    else:
+        stage.cloud.refuse("*/spot", trouble)
+    if not isinstance(trouble, Ambiguous):
+        later(stage, HOUR, lambda: stage.cloud.limit("*/spot", 9))
+    job = stage.submit()
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    first = stage.guests[job.id, 1]
+    assert first.ended is not None
+    assert first.ended - START > 1.1 * HOUR  # the machine on demand was not given up for nothing
+    stray = [machine for machine in stage.cloud.living() if machine.generation == 2]
+    assert bool(stray) == isinstance(trouble, Ambiguous)  # which the sweeper ends
+    programs = [(g.began, g.ended) for g in stage.guests.values() if g.began is not None]
+    assert all(a[1] <= b[0] for a, b in zip(sorted(programs), sorted(programs)[1:], strict=False))
+
+
+# Records
+
+
+def test_replaying_a_record_gives_the_same_decision(staged: Any) -> None:
+    """Of every decision that was made on the way: with a deadline and without, waits, refusals and moves."""
+    count = 0
+    for more in ({}, {"deadline": "9h"}, {"budget": 30.0}):
+        stage = staged([STEADY, CHEAP, offer("b1", price=1.1)], work=5 * HOUR)
+        stage.cloud.refuse("*/a1/*/spot", NoCapacity("none", provider="fake"), times=1)
+        later(
+            stage,
+            HOUR,
+            lambda s=stage: (s.cloud.limit("*/spot", 0), [s.cloud.take_back(m.id) for m in s.cloud.living()]),
+        )
+        job = stage.submit(**more)
+        stage.run(job, until=lambda s=stage: s.clock() > START + 3 * HOUR)
+        stage.cloud.limit("*/spot", 9)
+        stage.run(job)
+        assert job.status == "succeeded", stage.story(job)
+        for record in stage.world.records.decisions(job.id):
+            again = replay(record)
+            assert again.to_json(limit=3000) == record["decision"]
+            assert record["decision"]["reasons"]
+            assert record["decision"]["ranked"] or record["decision"]["rejected"]
+            count += 1
+    assert count > 12
