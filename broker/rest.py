@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import requests
 
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of the answer
+KEYLESS_TIMEOUT = (3.0, 8.0)  # the same without a key: who rents elsewhere does not wait for prices to look at
 RETRY_AFTER = 5.0  # seconds, where a 429 names none
 SHOWN = 500  # characters of an answer that an error shows
 Explain = Callable[[int, Any], ProviderError | None]
@@ -145,7 +146,7 @@ class Rest:
                 json=body,
                 headers=headers,
                 auth=self._signed,
-                timeout=TIMEOUT,
+                timeout=KEYLESS_TIMEOUT if self.key is None else TIMEOUT,
                 allow_redirects=method == "GET",
             )
         except requests.exceptions.ConnectTimeout as error:  # nothing was sent
