@@ -70,7 +70,7 @@ def _check(request: LaunchRequest, offers: Sequence[Offer]) -> None:
 
 
 def _own(request: LaunchRequest) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in request.tags.items()]
+    return [{"Key": key, "Value": value} for key, value in request.tags.items() if key.startswith(launching.PREFIX)]
 
 
 def _data(request: LaunchRequest, images: Images, settings: Settings) -> dict[str, Any]:

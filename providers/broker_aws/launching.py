@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +17,17 @@ from broker.errors import InvalidRequest, NotFound
 from broker.offer import Market
 from broker.provider import LaunchRequest
 from broker_aws.images import Image, Images
+from broker_aws.machines import ARM, MachineType
 from broker_aws.refusals import NAME
 from broker_aws.settings import Settings
 
 USER_DATA = 16_384  # bytes that EC2 takes, before base64
-HOURLY, REQUEST, ENDED, LABEL = "spotbroker-hourly", "spotbroker-request", "spotbroker-ended", "Name"
+PREFIX = "spotbroker-"
+HOURLY, REQUEST, ENDED, LABEL = f"{PREFIX}hourly", f"{PREFIX}request", f"{PREFIX}ended", "Name"
 OWN_TAGS = (HOURLY, REQUEST, ENDED, LABEL)
-TAG_VALUE = 256  # characters that EC2 takes
+MOST_TAGS = 50
+HOLDS = re.compile(r"(?!aws:)[\w \t+\-=.:/@]{1,128}", re.IGNORECASE), re.compile(r"[\w \t+\-=.:/@]{0,256}")
+"""What a tag's key and value may be: EC2 User Guide, "Tag restrictions"."""
 
 
 def fingerprint(request: LaunchRequest) -> str:
@@ -40,9 +45,21 @@ def fingerprint(request: LaunchRequest) -> str:
 
 
 def tags(request: LaunchRequest, prices: Mapping[str, str]) -> list[dict[str, str]]:
-    """The request's tags and ours. prices: what the machine costs per hour, as `hourly_of` reads it."""
-    ours = {LABEL: f"spotbroker {request.job} {request.generation}", REQUEST: fingerprint(request), **prices}
-    return [{"Key": key, "Value": value[:TAG_VALUE]} for key, value in {**ours, **request.tags}.items()]
+    """The request's tags and ours; of the task's labels those that EC2 can hold.
+
+    prices: what the machine costs per hour, as `hourly_of` reads it.
+    """
+    ours = {REQUEST: fingerprint(request), **prices}
+    ours |= {key: value for key, value in request.tags.items() if key.startswith(PREFIX)}
+    key_holds, value_holds = HOLDS
+    labels = {LABEL: f"spotbroker {request.job} {request.generation}"}
+    labels |= {
+        key: value
+        for key, value in request.tags.items()
+        if key not in ours and key_holds.fullmatch(key) and value_holds.fullmatch(value)
+    }
+    kept = list(labels.items())[: MOST_TAGS - len(ours)]
+    return [{"Key": key, "Value": value} for key, value in (*ours.items(), *kept)]
 
 
 def hourly_of(tagged: Mapping[str, str], instance_type: str, zone: str) -> float:
@@ -69,9 +86,7 @@ def image_of(request: LaunchRequest, images: Images) -> Image:
     try:
         if ami:
             return images.image(offer.region, ami)
-        from broker_aws.machines import MachineType
-
-        arch = str(offer.extra.get("arch", "x86_64"))
+        arch = ARM if offer.extra.get("architecture") == "aarch64" else "x86_64"
         machine = MachineType(offer.instance_type, offer.cpus, offer.memory, arch, (), offer.gpu, offer.gpu_count)
         return images.of(offer.region, [machine], None)[offer.instance_type]
     except (NotFound, KeyError) as error:

@@ -15,7 +15,7 @@ from broker_aws import advisor, prices
 from broker_aws.account import Account
 from broker_aws.images import Image, Images
 from broker_aws.kept import Kept
-from broker_aws.machines import MachineType, Types
+from broker_aws.machines import ARM, MachineType, Types
 from broker_aws.prices import PriceList, SpotPrice
 from broker_aws.refusals import NAME
 from broker_aws.settings import Settings
@@ -170,6 +170,7 @@ def _composed(region: Region, query: OfferQuery, bands: Mapping[str, int], now: 
                 continue
             known = {
                 "zone_id": zone.id,
+                "architecture": "aarch64" if machine.arch == ARM else machine.arch,
                 "subnet": zone.subnet,
                 "ami": image.id if image else None,
                 "root": image.root if image else None,

@@ -158,7 +158,10 @@ def terminate_instances(world: Ec2, moto: App, request: Request) -> Answer:
 
 
 def describe_instances(world: Ec2, moto: App, request: Request) -> Answer:
-    """moto's list without what is not listed yet, and without machines that ended an hour ago."""
+    """moto's list without what is not listed yet; a machine that has shut down says so."""
+    for instance_id, machine in list(world.running.items()):
+        if machine.ended_itself:
+            world.end(instance_id, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
     form = dict(request.form)
     if "MaxResults" in form:
         form["MaxResults"] = str(min(world.page, int(form["MaxResults"])))

@@ -1,0 +1,151 @@
+"""A whole job on EC2's stand-in: real machines in two regions, a real S3 home, an interruption with its notice.
+
+Two minutes are twelve seconds here: the stand-in's time is scaled, nothing of ours is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from clouds.aws.metadata import InstanceMetadata
+from clouds.aws.server import Aws
+from clouds.machine import IMAGE, Machine, Machines
+from clouds.seaweedfs import SeaweedFS
+from crash.harness import Site, wait_for
+
+from broker.access import own
+from broker.boot import user_data
+from broker.home import Home, JobKeys
+from broker.job import Job
+from broker.offer import Market, OfferQuery
+from broker.provider import Cause, Kind, State
+from broker.resources import Resources
+from broker.testing import wait_for as wait_until
+from broker.testing.conformance import request_for
+from broker_aws import AwsProvider
+
+NOTICE = 12.0
+PROGRAM = """
+import json, os, signal, sys, time
+from broker.guest import progress
+path, steps, stop = os.path.join(os.environ["BROKER_CHECKPOINT_DIR"], "state.json"), int(os.environ["STEPS"]), []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+
+def save():
+    with open(path + ".new", "w") as file:
+        json.dump({"step": step}, file)
+    os.replace(path + ".new", path)
+
+step = json.load(open(path))["step"] if os.path.exists(path) else 0
+while step < steps and not stop:
+    step += 1
+    print(json.dumps({"step": step, "at": time.time(), "generation": int(os.environ["BROKER_GENERATION"])}), flush=True)
+    progress(step, steps)
+    if step % 10 == 0:
+        save()
+    time.sleep(0.05)
+if stop:
+    save()
+    sys.exit(143)
+os.makedirs("out", exist_ok=True)
+open("out/total.txt", "w").write(str(step))
+"""
+
+
+@pytest.fixture
+def site(aws: Aws, machines: Machines, seaweedfs: SeaweedFS, tmp_path: Path) -> Any:
+    """An installation with EC2 as its market, whose machines really run, and S3 as its home."""
+
+    def boot(instance_id: str, user_data: bytes, metadata: InstanceMetadata) -> Machine:
+        return machines.vm(instance_id[:10], user_data=user_data, metadata=metadata)
+
+    aws.world.machines, aws.world.notice_seconds = boot, NOTICE
+    store = machines.reach(seaweedfs.endpoint)
+    made = Site(
+        tmp_path,
+        home=seaweedfs.new_home(),
+        home_config={**seaweedfs.mints("assume-role"), "endpoint": store, "sts_endpoint": store},
+        limits={"beat": 1.0, "store_poll": 0.5},
+        providers={"aws": aws.settings()},
+    )
+    (made.work / "program.py").write_text(PROGRAM)
+    yield made
+    made.close()
+
+
+def lines(site: Site, job: Job) -> list[dict[str, Any]]:
+    """What the job's programs printed, by all placements, in the order of the home's log."""
+    keys, home = JobKeys(job.id), Home(own(site.config, site.config.home))
+    text = b"".join(
+        home.get(entry.key)
+        for row in job.placements()
+        for entry in sorted(home.list(keys.logs(row.generation)), key=lambda entry: entry.key)
+    )
+    return [json.loads(line) for line in text.splitlines() if line.startswith(b'{"step"')]
+
+
+@pytest.mark.slow
+def test_interrupted_with_notice_and_finished_elsewhere(aws: Aws, site: Site) -> None:
+    task = site.task(
+        "count",
+        run="exec python3 program.py",
+        envs={"STEPS": "200"},
+        resources=(Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=IMAGE),),
+    )
+    job = site.submit(task)
+    tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
+    with site.up():
+        wait_for(lambda: job.events() and site.store.events(job.id, kinds=["snapshot"]), "a snapshot", 90.0, tell)
+        (first,) = aws.world.running
+        aws.world.take_back(first, notice=True)
+        noticed = time.time()
+        wait_for(lambda: len(aws.world.charges) == 2, "the replacement", NOTICE, tell)
+        assert list(aws.world.charges.values())[1].begin < noticed + NOTICE, "launched within the notice"
+        wait_for(lambda: job.refresh().done, "the end of the job", 90.0, tell)
+        wait_for(lambda: not aws.world.running, "its machines to be gone", 30.0, tell)
+    assert job.refresh().status == "succeeded", tell()
+    one, two = job.placements()
+    assert one.request["offer"]["zone"] != two.request["offer"]["zone"], "the next-best zone"
+    # One program at a time, and it went on where it was stopped.
+    printed = lines(site, job)
+    assert [line["step"] for line in printed] == list(range(1, 201))
+    assert [line["at"] for line in printed] == sorted(line["at"] for line in printed)
+    assert {line["generation"] for line in printed} == {1, 2}
+    # The ledger has the prices charged.
+    charged = list(aws.world.charges.values())
+    assert [row.hourly for row in (one, two)] == pytest.approx([charge.hourly for charge in charged])
+    assert all(charge.end is not None for charge in charged)
+    total = sum(charge.total(0.0) for charge in charged)
+    assert job.spent == pytest.approx(total, abs=15 / 3600 * max(charge.hourly for charge in charged))
+    left = AwsProvider(aws.settings(), site.folder / "other").instances()
+    assert [str(one.state) for one in left] == ["terminated", "terminated"]
+    assert not aws.world.sent("CreateKeyPair")
+
+
+@pytest.mark.slow
+def test_a_machine_that_nobody_watches_ends_itself(aws: Aws, machines: Machines, tmp_path: Path) -> None:
+    """Its shutdown terminates it, disk and all, and EC2 says that it was the machine's own doing."""
+    provider = AwsProvider(aws.settings(), tmp_path)
+    aws.world.machines = lambda name, user_data, metadata: machines.vm(
+        name[:10], user_data=user_data, metadata=metadata
+    )
+    query = OfferQuery(cpus=2, infra=("aws/us-east-1/*/c5.xlarge",), markets=(Market.SPOT,))
+    offer = provider.offers(query)[0]
+    nowhere = user_data("http://10.231.0.1:9/boot", time.time() + 2.0, provider="aws", kind=Kind.VM, limit=16_384)
+    launched = provider.launch(request_for(offer, user_data=nowhere))
+
+    def ended() -> bool:
+        (found,) = provider.instances()
+        return found.state is State.TERMINATED
+
+    assert provider.instances()[0].alive
+    assert wait_until(ended, 30.0)
+    (found,) = provider.instances()
+    assert (found.id, found.cause) == (launched.id, Cause.SELF)
+    assert aws.world.charges[launched.id].end is not None
+    assert not boto3.client("ec2", region_name="us-east-1").describe_volumes()["Volumes"]
