@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from clouds.image import IMAGE, image, missing
 
 __all__ = ["IMAGE", "PLAIN", "Podman", "podman"]
@@ -92,6 +91,8 @@ def opened() -> Iterator[Podman]:
 def podman() -> Iterator[Podman]:
     """One engine for the session; skips where there can be none."""
     if os.geteuid() or shutil.which("podman") is None or missing():
-        pytest.skip("the tests of containers need Linux, root, podman and Debian's " + ", ".join(missing() or ("podman",)))
+        pytest.skip(
+            "the tests of containers need Linux, root, podman and Debian's " + ", ".join(missing() or ("podman",))
+        )
     with opened() as made:
         yield made

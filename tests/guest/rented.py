@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,7 +140,7 @@ class RentedJob(Job):
 
     def rent(self, generation: int = 1, *, kind: str = "container", **changes: Any) -> Rented:
         end_by = changes.pop("end_by", None)
-        until = end_by or __import__("time").time() + 1800
+        until = end_by or time.time() + 1800
         half = "rentedvm" if kind == "vm" else "rented"
         access = mint(self.config, self.home.url, self.id, generation, until)
         placed = self.place(

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from clouds.engine import IMAGE, PLAIN, Podman, podman
+from clouds.engine import IMAGE, Podman, podman
 from guest.placements import Job, Placement, alive, wait_for
 
 __all__ = ["podman"]
