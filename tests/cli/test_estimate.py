@@ -53,7 +53,7 @@ def test_todays_offers(cli: Cli) -> None:
         (["--hours", "1", "--price", "x:spot=0"], 2, "'x:spot=0' is not a price"),
         (["--hours", "1", "--price", "x:spot=1", "--restart-min", "-1"], 2, "--restart-min must be at least 0"),
         (["--hours", "1", "--gpu", "A1OO", "--price", "x:spot=1"], 2, "did you mean"),
-        (["--hours", "1", "--gpu", "H100"], 78, "no provider is set up that rents out H100:1"),
+        (["--hours", "1", "--gpu", "H100"], 78, "no provider that rents out GPUs can be asked"),
     ],
 )
 def test_what_cannot_be_reckoned_is_refused(cli: Cli, args: list[str], code: int, what: str) -> None:
