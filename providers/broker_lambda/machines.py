@@ -77,7 +77,7 @@ def card_of(description: str) -> tuple[str | None, float]:
 
 def _architecture(card: str | None) -> dict[str, str]:
     """GH200 and its kin have Arm hosts."""
-    return {"arch": "arm64"} if card and card.startswith(("GH", "GB")) else {}
+    return {"architecture": "aarch64"} if card and card.startswith(("GH", "GB")) else {}
 
 
 def tags_of(request: LaunchRequest) -> list[dict[str, str]]:

@@ -116,7 +116,7 @@ def test_cards_are_read_from_their_descriptions(description: str, card: str | No
 
 def test_arm_hosts_are_told(provider: LambdaProvider) -> None:
     (offer,) = provider.offers(OfferQuery(gpu="GH200", gpu_count=1))
-    assert offer.extra["arch"] == "arm64"
+    assert offer.extra["architecture"] == "aarch64"
 
 
 def test_a_price_of_zero_is_no_offer(cloud: Lambda, provider: LambdaProvider) -> None:
