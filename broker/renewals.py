@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,16 +81,18 @@ class Renewals:
         if told is None:
             return False
         now, key = self.world.clock(), (job, generation)
-        row = self.world.store.placement(job, generation)
-        request = dict(row.request)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and known.expires >= told and not self._due(known, now):
+                return False
+        request = dict(self.world.store.placement(job, generation).request)
         with self._lock:
             known = self._known.setdefault(key, _Known(told, max(1.0, told - float(request["frozen_at"]))))
-            if told > known.expires:
-                known.expires = told
-            due = known.expires - now < known.life / 2 and time.monotonic() - known.tried > ASK_AGAIN
-            if due:
-                known.tried = time.monotonic()
-        if not due or not renewable(self.world.config, Access(home_url, expires_at=told, scoped=True)):
+            known.expires = max(known.expires, told)
+            if not self._due(known, now):
+                return False
+            known.tried = time.monotonic()
+        if not renewable(self.world.config, Access(home_url, expires_at=told, scoped=True)):
             return False
         try:
             fresh = renew(self.world.config, self.world.home(home_url), job, generation, float(request["end_by"]))
@@ -102,3 +104,13 @@ class Renewals:
             known.expires = fresh.expires_at or known.expires
             known.life = max(1.0, known.expires - now)
         return True
+
+    def forget(self, following: Collection[tuple[str, int]]) -> None:
+        """Drop what is known of placements that nobody follows any more."""
+        with self._lock:
+            for key in self._known.keys() - set(following):
+                del self._known[key]
+
+    @staticmethod
+    def _due(known: _Known, now: float) -> bool:
+        return known.expires - now < known.life / 2 and time.monotonic() - known.tried > ASK_AGAIN

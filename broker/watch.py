@@ -20,11 +20,14 @@ from broker.errors import HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
 from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
+from broker.renewals import Renewals
 from broker.restore import read_parent
 from broker.state import JobState
 from broker.world import World
 
 WANTS_POLL = 0.5
+ACCESS_GRACE = 1800.0
+ACCESS_POLL = 15.0  # the shortest access lasts a quarter of an hour
 ONE_BY_ONE = 30.0
 TROUBLE_AFTER = 3
 HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read once
@@ -80,6 +83,7 @@ class Watcher:
         self._stop = threading.Event()
         self._pollers: dict[str, threading.Thread] = {}
         self._pokes: dict[str, threading.Event] = {}
+        self._renewals = Renewals(world)
 
     def close(self) -> None:
         self._stop.set()
@@ -93,6 +97,7 @@ class Watcher:
         with self._lock:
             self.followed[followed.job] = followed
             self._poller("wants", lambda: WANTS_POLL, self._read_wants)
+            self._poller("access", lambda: ACCESS_POLL, self._renew_access)
             for name in set(followed.generations.values()):
                 provider = self.world.provider(name)
                 self._poller(
@@ -180,6 +185,19 @@ class Watcher:
             changed = {job for job, want in wants.items() if self.facts.wants.get(job) != want}
             self.facts.wants = wants
         self._wake(changed)
+
+    def _renew_access(self) -> None:
+        """Give every machine fresh access to its home in time, by what its newest beat says of the old one."""
+        with self._lock:
+            told = {
+                (followed.job, generation): (followed.home, heard.data.get("access_expires"))
+                for followed in self.followed.values()
+                for generation in followed.generations
+                if (heard := self.facts.beats.get((followed.job, generation))) is not None
+            }
+        self._renewals.forget(told.keys())
+        for (job, generation), (home, expires) in told.items():
+            self._renewals.serve(job, generation, home, expires)
 
     def _list_instances(self, name: str) -> None:
         with self._lock:
@@ -305,13 +323,22 @@ class Watcher:
                 elif facts.absences.get(key, 0) >= 2:
                     instances[generation] = None
             beats = {
-                generation: Beat(heard.data, now - heard.changed, heard.reads)
+                generation: Beat(heard.data, now - heard.changed, 0 if blind(heard.data) else heard.reads)
                 for generation in generations
                 if (heard := facts.beats.get((state.job, generation))) is not None
             }
             probed = now - facts.probed.get(home, float("-inf")) < 60.0
             want = facts.wants.get(state.job)
         return Seen(now=self.world.clock(), want=want, instances=instances, beats=beats, probed=probed)
+
+
+def blind(beat: Mapping[str, Any]) -> bool:
+    """Has its guest's access to the home ended a moment ago? It cannot say anything then, so its silence says nothing.
+
+    Fresh access is there at once, from a live broker; a guest that does not take it is silent after all.
+    """
+    expires = beat.get("access_expires")
+    return expires is not None and expires < time.time() < expires + ACCESS_GRACE
 
 
 def held_generations(state: JobState) -> dict[int, str]:

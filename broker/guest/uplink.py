@@ -139,7 +139,9 @@ class Uplink(threading.Thread):
         after = time.monotonic()
         if not self._time_at or after - self._time_at > TIME_AGAIN:
             with translated(key):
-                self.clock.observe(self.home.store.head(self.home.at(key))["last_modified"].timestamp(), (before + after) / 2)
+                self.clock.observe(
+                    self.home.store.head(self.home.at(key))["last_modified"].timestamp(), (before + after) / 2
+                )
             self._time_at = after
         self.read_control()
         return True
@@ -196,10 +198,18 @@ class Uplink(threading.Thread):
         self.status.set(access_expires=access.expires_at)
 
     def _fresh_access(self) -> bytes | None:
-        if not self.boot.access_url:
-            return self.home.find(self.keys.access(self.boot.generation))
-        with urllib.request.urlopen(self.boot.access_url, timeout=20) as reply:  # noqa: S310 - the broker's own URL
-            return bytes(reply.read())
+        """What the broker has put there; None where it has put nothing yet. Raises OSError, HomeError."""
+        if self.boot.access_url:
+            try:
+                with urllib.request.urlopen(self.boot.access_url, timeout=20) as reply:  # noqa: S310 - the broker's own
+                    return bytes(reply.read())
+            except OSError as error:
+                if getattr(error, "code", None) == 404:  # no broker has been awake since
+                    return None
+                expires = self.home.access.expires_at
+                if expires is not None and expires < time.time():
+                    raise
+        return self.home.find(self.keys.access(self.boot.generation))
 
 
 def reachable(url: str) -> None:
