@@ -45,7 +45,7 @@ from clouds.relay import Relay
 __all__ = ["IMAGE", "Gpus", "Machine", "Machines", "Metadata", "machines", "missing", "nvidia"]
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-POWER_BUTTON = signal.SIGRTMIN + 4  # systemd's, and so our init's, for an orderly end
+POWER_BUTTON = 38  # Linux's SIGRTMIN + 4: systemd's, and so our init's, for an orderly end
 REBOOT = 113  # a VM's init ends with it when it wants to be booted again; the kernel's reboot(2) gives SIGHUP
 LONGEST_HOSTNAME = 63
 NEEDED = (12, 21, 27)  # CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_MKNOD
