@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from broker import errors
 from broker.config import Config
 from broker.config import load as load_config
-from broker.offer import Market, Offer
+from broker.offer import Market
 from broker.task import Task
 from broker.task import load as load_task
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from broker.experience import Records
     from broker.home import Home
     from broker.mounts import Measured
+    from broker.notebook import Offers
     from broker.policy.choose import Decision
     from broker.policy.cost import Prospect
     from broker.policy.work import Left
@@ -66,6 +67,11 @@ class Plan:
         price = self.prospect.egress_of(self.decision.offer)
         return (self.prospect.checkpoint, price) if price is not None else None
 
+    def _repr_html_(self) -> str:
+        from broker.notebook import of_plan
+
+        return of_plan(self)
+
 
 class Job:
     """A handle on one job. What it says is as of the last `refresh`."""
@@ -74,6 +80,11 @@ class Job:
         self.row = row
         self.config = config
         self.store = store
+
+    def _repr_html_(self) -> str:
+        from broker.notebook import of_job
+
+        return of_job(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.status}>"
@@ -565,10 +576,11 @@ def offers(
     spot: bool | None = None,
     infra: Sequence[str] = (),
     config: Config | None = None,
-) -> list[Offer]:
+) -> Offers:
     """What can be rented now, cheapest first. gpu: `A100`, `A100:8` or `24GB+`, None for machines without one."""
     from broker.gpus import counted
     from broker.market import Marketplace
+    from broker.notebook import Offers
     from broker.offer import OfferQuery
     from broker.policy.shape import misfit
 
@@ -584,4 +596,5 @@ def offers(
         markets=markets,
     )
     book = Marketplace(config or load_config()).offers([query])
-    return sorted((offer for offer in book.offers if not misfit(offer, query)), key=lambda offer: offer.hourly)
+    fitting = (offer for offer in book.offers if not misfit(offer, query))
+    return Offers(sorted(fitting, key=lambda offer: offer.hourly))

@@ -1,0 +1,51 @@
+"""What a notebook shows of a Job, a Plan and offers: the command line's own tables, as HTML."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from broker.offer import Offer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from broker.job import Job, Plan
+
+WIDTH = 120
+FORMAT = '<pre style="line-height:1.25;font-family:monospace;white-space:pre;overflow-x:auto">{code}</pre>'
+
+
+class Offers(list[Offer]):
+    """A list of offers, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from broker.cli.tables import offers_table
+
+        return html([offers_table(self, WIDTH)]) if self else "<p>no offers</p>"
+
+
+def of_plan(plan: Plan) -> str:
+    """As `broker plan` shows it."""
+    from broker.cli.offers import plan_lines
+    from broker.cli.tables import labelled, plan_table
+
+    return html([plan_table(plan), "", labelled(plan_lines(plan))])
+
+
+def of_job(job: Job) -> str:
+    """As `broker show` shows it, as far as the job has come."""
+    from broker import report
+    from broker.cli.timeline import render
+
+    return html(render(report.of(job.refresh()), WIDTH))
+
+
+def html(parts: list[RenderableType]) -> str:
+    """Rich's renderables in one `pre`, coloured by inline styles, with nothing of them taken for markup."""
+    from rich.console import Console
+
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False, emoji=False)
+    for part in parts:
+        console.print(part, markup=False)
+    return console.export_html(inline_styles=True, code_format=FORMAT)
