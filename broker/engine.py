@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
-from broker import errors, garbage, lifecycle
+from broker import errors, garbage, lifecycle, observing
 from broker.config import Config
 from broker.home import JobKeys
 from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
@@ -98,6 +98,7 @@ class Engine:
         self._upkeep: threading.Thread | None = None
         self._closed = threading.Event()
         self._life: threading.Thread | None = None
+        self._observer: threading.Thread | None = None
         self.closing = False
         self._busy = 0
         self._idle = threading.Condition()
@@ -217,12 +218,14 @@ class Engine:
             DBOS.start_workflow(_workflow(), state)
 
     def _keep_up(self) -> None:
-        due = {"claim": 0.0, "adopt": 0.0, "sweep": time.monotonic() + 5.0, "tidy": time.monotonic() + TIDY_EVERY}
+        start = time.monotonic()
+        due = {"claim": 0.0, "adopt": 0.0, "sweep": start + 5.0, "tidy": start + TIDY_EVERY, "observe": start + 20.0}
         duties: dict[str, tuple[float, Callable[[], object]]] = {
             "claim": (CLAIM_EVERY, self.claim),
             "adopt": (ADOPT_EVERY, self.adopt),
             "sweep": (SWEEP_EVERY, self.sweep),
             "tidy": (TIDY_EVERY, self.tidy),
+            "observe": (observing.EVERY, self.observe),
         }
         while not self._stop.wait(0.2):
             for name, (every, duty) in duties.items():
@@ -280,6 +283,19 @@ class Engine:
 
     def sweep(self) -> list[str]:
         return sweep(self.world)
+
+    def observe(self) -> None:
+        """Look at the market for the next jobs' sake, in a thread: providers may take their time, upkeep may not."""
+
+        def look() -> None:
+            try:
+                observing.observe(self.world)
+            except Exception as error:  # noqa: BLE001 - what was not seen now is seen the next time
+                print(f"spotbroker: the market was not looked at: {error}", file=sys.stderr)  # noqa: T201
+
+        if self._observer is None or not self._observer.is_alive():
+            self._observer = threading.Thread(target=look, name="spotbroker observe", daemon=True)
+            self._observer.start()
 
     def tidy(self) -> int:
         """Delete old blobs of the running jobs that no snapshot needs any more; returns how many.
@@ -545,3 +561,4 @@ def tick(config: Config, *, wait: float = 30.0) -> None:
                 break
             time.sleep(0.2)
         engine.sweep()
+        observing.observe(engine.world)

@@ -140,7 +140,7 @@ class Records:
         """Keep what a placement has shown; False where it was kept before."""
         with self._engine.begin() as db:
             note = insert_into(self._engine, learned).values(job=lesson.job, generation=lesson.generation)
-            if db.execute(note.on_conflict_do_nothing()).rowcount != 1:
+            if db.execute(note.on_conflict_do_nothing().returning(learned.c.job)).first() is None:
                 return False
             if (more := ran(lesson.offer, lesson.began, lesson.ended, lost=lesson.lost)) is not None:
                 self._add(db, *more)
@@ -234,6 +234,11 @@ class Records:
         fields = {"up": up, "at": at, "offer": offer.to_json()}
         insert = insert_into(self._engine, zones).values(zone=name, **fields)
         db.execute(insert.on_conflict_do_update(index_elements=["zone"], set_=fields))
+
+    def last_look(self) -> float:
+        """When the market was last looked at, seconds since the epoch; 0 for never."""
+        with self._engine.connect() as db:
+            return float(db.execute(sa.select(sa.func.max(zones.c.at))).scalar() or 0.0)
 
     def sky(self, kinds: Iterable[tuple[str, str]], since: float, until: float) -> tuple[Sky, dict[str, float]]:
         """What was seen of the zones that have machines of these kinds (provider, instance type), and their prices."""

@@ -60,7 +60,7 @@ def test_at_its_budget_a_job_is_saved_and_ended_and_can_be_resumed(staged: Any) 
     assert (job.status, job.exit_code) == ("limit", 104), stage.story(job)
     assert job.message == "budget reached; the newest snapshot is safe"
     assert 4.5 < stage.cloud.spent() <= 5.0
-    with pytest.raises(ConfigError, match="has spent 4.9"):
+    with pytest.raises(ConfigError, match=r"has spent 4\.9"):
         job.resume()
     job.resume(budget=30.0)
     stage.run(job)

@@ -1,0 +1,50 @@
+"""A budget on real machines: it holds with the broker dead, over a handover, and the job can be resumed."""
+
+from __future__ import annotations
+
+import pytest
+from crash.harness import Site, kill, wait_for
+
+from broker.job import Job
+from broker_local.cloud import take_back
+
+
+def spent(site: Site, job: Job) -> float:
+    """USD by the provider's own list, the broker's books aside."""
+    mine = [machine for machine in site.provider.instances() if machine.job == job.id]
+    assert all(machine.ended_at is not None for machine in mine)
+    return sum(machine.hourly * (machine.ended_at - machine.launched_at) / 3600 for machine in mine)
+
+
+def test_a_budget_holds_with_the_broker_dead_and_the_job_goes_on_with_a_higher_one(site: Site) -> None:
+    budget = 8.0 * 0.02 / 3600  # some thirteen seconds of the cheapest machine
+    job = site.submit(site.task("thrifty", steps=700, pause=0.02, budget=budget))
+    with site.up() as process:
+        site.event(job, "snapshot", 1)
+        kill(process)
+        machine = site.machine(job, 1)
+        wait_for(lambda: not site.machines(), "the machine to end itself", 60.0)
+        assert 0.4 * budget < spent(site, job) <= budget
+    with site.up():
+        site.done(job)
+        assert (job.status, job.exit_code) == ("limit", 104), site.story(job)
+        assert job.row.fix.startswith(f"broker resume {job.id} --budget USD")
+        assert len({row.instance for row in job.placements()}) == 1
+        assert machine.id == job.placements()[0].instance
+        job.resume(budget=1.0)
+        site.done(job)
+    site.audit(lost_at_most=10)
+    assert job.spent > budget
+
+
+@pytest.mark.slow
+def test_two_machines_in_a_handover_keep_the_budget(site: Site) -> None:
+    budget = 10.0 * 0.02 / 3600
+    job = site.submit(site.task("moved", steps=5000, pause=0.02, budget=budget))
+    with site.up():
+        site.event(job, "snapshot", 1)
+        take_back(site.root, site.machine(job, 1).id, "aws", seconds=3.0)
+        site.done(job)
+    assert (job.status, job.exit_code) == ("limit", 104), site.story(job)
+    assert len([row for row in job.placements() if row.instance]) >= 2
+    assert 0.4 * budget < spent(site, job) <= budget

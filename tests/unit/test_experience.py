@@ -1,0 +1,189 @@
+"""What an installation sees, keeps and decides by: on SQLite and Postgres, and through the real phases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.stage import START, Stage, offer
+
+from broker.experience import LOOKED_AWAY, Lesson, Records
+from broker.observing import EVERY, MOST, observe, queries
+from broker.offer import Market, OfferQuery
+from broker.outlook import outlook_of, planned
+from broker.policy.hazard import Seen, hazard
+from broker.store import Store, open_store
+from broker.task import Checkpoint, Resources, Task, Work
+
+HOUR = 3600.0
+A1, B1 = offer("a1", gpu="H100", gpu_count=1), offer("b1", gpu="H100", gpu_count=1)
+ANY = [OfferQuery(gpu="H100", gpu_count=1)]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    database = "" if request.param == "sqlite" else request.getfixturevalue("postgres").new_database()
+    opened = open_store(tmp_path / "state", database)
+    yield opened
+    opened.close()
+
+
+def lesson(generation: int, **more: Any) -> Lesson:
+    values: dict[str, Any] = {
+        "job": "j", "generation": generation, "offer": A1, "began": START, "ended": START + 10 * HOUR, "lost": True,
+        "task": "train",
+    }  # fmt: skip
+    return Lesson(**{**values, **more})
+
+
+def task(**more: Any) -> Task:
+    return Task(**{"run": "x", "name": "train", "checkpoint": Checkpoint("c"), **more})
+
+
+def test_a_placement_teaches_once(store: Store) -> None:
+    records = Records(store)
+    taught: list[bool] = []
+    threads = [threading.Thread(target=lambda: taught.append(Records(store).learn(lesson(1)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taught) == [False, False, False, True]
+    assert records.learn(lesson(2, lost=False))
+    assert records.experience().seen == {"fake/a/H100": Seen(20.0, 0.0, 1)}
+    assert records.learn(lesson(3, offer=replace(A1, simulated=True)))
+    assert records.experience().seen["fake/a/H100"].hours == 20.0
+
+
+def test_losses_seen_raise_the_hazard_there(store: Store) -> None:
+    records = Records(store)
+    before = hazard(A1, at=START)
+    for generation in range(8):
+        records.learn(lesson(generation))
+    after = hazard(A1, at=START, experience=records.experience())
+    assert after > 1.5 * before
+    assert after >= hazard(B1, at=START, experience=records.experience()) > before  # another region of the provider's
+
+
+def test_measures_follow_the_last_ones(store: Store) -> None:
+    records = Records(store)
+    for generation, seconds in enumerate((100.0, 200.0, 300.0)):
+        records.learn(lesson(generation, restart=seconds, checkpoint=2**30, save=4.0, pace=1000.0, image="i"))
+    found = records.measured(task())
+    assert found.restarts["fake"] == pytest.approx(200.0 / HOUR)
+    assert (found.checkpoint, found.save, found.paces) == (1.0, 4.0, {"H100": 1000.0})
+    for generation in range(3, 30):
+        records.learn(lesson(generation, restart=500.0))
+    assert records.measured(task()).restarts["fake"] == pytest.approx(500.0 / HOUR, rel=0.01)
+    assert records.measured(task(resources=Resources(image="i"))).restarts["fake"] == pytest.approx(200.0 / HOUR)
+    other = records.measured(task(name="other"))
+    assert (other.checkpoint, other.save, other.paces) == (0.0, None, {})
+    assert other.restarts["fake"] > 0
+
+
+def test_zones_are_kept_as_they_come_and_go(store: Store) -> None:
+    records = Records(store)
+    for minute in range(0, 120, 10):
+        up = [A1] if 30 <= minute < 60 else [A1, B1]
+        records.looked(ANY, up, START + minute * 60, answered={"fake"})
+    sky, prices = records.sky([("fake", "v100")], START - 1, START + 3 * HOUR)
+    a, b = sky.zones["fake/a/a1/v100"], sky.zones["fake/b/b1/v100"]
+    assert (a.up, b.up) == (True, True)
+    assert b.since == pytest.approx((START + HOUR) / HOUR)
+    assert a.hazard(START / HOUR + 2) < b.hazard(START / HOUR + 2)
+    assert prices["fake/b/b1/v100"] == B1.hourly
+    assert (sky.losses, sky.replaced) == (0, 0) or sky.losses <= 1
+
+
+def test_what_was_not_asked_says_nothing_of_a_zone(store: Store) -> None:
+    records = Records(store)
+    records.looked(ANY, [A1, B1], START, answered={"fake"})
+    records.looked(ANY, [A1], START + 600, answered=())  # its provider failed
+    records.looked([OfferQuery(cpus=64)], [], START + 1200, answered={"fake"})  # other machines were asked for
+    records.looked([replace(ANY[0], infra=("fake/a",))], [A1], START + 1800, answered={"fake"})
+    sky, _ = records.sky([("fake", "v100")], START, START + HOUR)
+    assert sky.zones["fake/b/b1/v100"].up
+    records.looked(ANY, [A1], START + 2400, answered={"fake"})
+    sky, _ = records.sky([("fake", "v100")], START, START + HOUR)
+    assert not sky.zones["fake/b/b1/v100"].up
+
+
+def test_a_zone_that_nobody_looked_at_for_long_is_met_anew(store: Store) -> None:
+    records = Records(store)
+    records.looked(ANY, [A1], START, answered={"fake"})
+    later = START + LOOKED_AWAY + 3 * HOUR
+    records.looked(ANY, [A1], later, answered={"fake"})
+    sky, _ = records.sky([("fake", "v100")], START, later)
+    assert sky.zones["fake/a/a1/v100"].since == pytest.approx(later / HOUR - 6.0)
+
+
+def test_prices_are_kept_when_they_change(store: Store) -> None:
+    import sqlalchemy as sa
+
+    from broker.store import prices
+
+    records = Records(store)
+    for minute, price in enumerate((1.0, 1.0, 1.2, 1.2, 1.0)):
+        records.looked(ANY, [replace(A1, price=price)], START + 60 * minute, answered={"fake"})
+    with store.engine.connect() as db:
+        found = [(row.at - START, row.price) for row in db.execute(sa.select(prices).order_by(prices.c.at))]
+    assert found == [(0, 1.0), (120, 1.2), (240, 1.0)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(
+        tmp_path, [A1, B1, offer("a1", Market.ON_DEMAND, gpu="H100", gpu_count=1)], restart=600.0, work=2 * HOUR
+    )
+    yield made
+    made.close()
+
+
+def test_a_job_teaches_the_next_one(stage: Stage) -> None:
+    """Start-up, pace and losses of a first job are in the second one's reckoning; steps alone then tell its work."""
+    first = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    stage.run(first, until=lambda: stage.clock() > START + HOUR)
+    for machine in stage.cloud.living():
+        stage.cloud.take_back(machine.id)
+    stage.run(first)
+    assert first.status == "succeeded", stage.story(first)
+    records = stage.world.records
+    assert records.experience().seen["fake/a/H100"].losses == 1
+    second = task(name="t", work=Work(steps=7200), deadline="9h", resources=Resources(gpu="H100", gpu_count=1))
+    outlook = planned(second, "s3://bucket/x", {"region": "a"}, records, START)
+    assert outlook.left.hours == pytest.approx(2.0, rel=0.01)
+    assert "as earlier jobs of this task made them" in outlook.left.source
+    prospect = outlook.wish.prospect
+    assert prospect is not None
+    assert prospect.restarts["fake"] == pytest.approx(600.0 / HOUR)
+
+
+def test_work_left_comes_from_progress(stage: Stage) -> None:
+    job = stage.submit(work=None, resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    stage.run(job, until=lambda: stage.clock() > START + HOUR)
+    found = outlook_of(job.row, job.task, stage.state(job), stage.world).left
+    assert found.hours == pytest.approx((7200 - (stage.clock() - START - 600)) / HOUR, rel=0.03)
+    assert found.source.startswith("its progress: ")
+    assert found.on == "H100"
+
+
+def test_a_live_broker_looks_at_zones_between_jobs_at_a_bounded_price(stage: Stage) -> None:
+    wishes = [Resources(gpu="H100", gpu_count=1, disk=float(size)) for size in range(1, 9)]
+    for wish in wishes:
+        stage.submit(resources=wish)
+    assert len(queries(stage.world)) == MOST
+    asked = 0
+    for _ in range(12):
+        before = len([call for call in stage.cloud.calls if call.name == "offers"])
+        looked = observe(stage.world)
+        asked += looked
+        assert len([call for call in stage.cloud.calls if call.name == "offers"]) - before <= MOST * looked
+        stage.clock.advance(EVERY / 4)
+    assert asked == 6
+    assert stage.world.records.sky([("fake", "v100")], START, stage.clock())[0].zones
+    stage.clock.advance(30 * 86_400)
+    assert not observe(stage.world)  # nobody has asked for them for a month
