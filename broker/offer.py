@@ -43,7 +43,8 @@ class Offer:
     trust: who can look into the machine. blocked: why this installation cannot rent it, such as `no key yet`, with what
     to do; empty where it can. Such an offer is shown and never chosen.
     extra: what else the adapter must know to launch it, or the policy to reckon: `download_per_gib`, `upload_per_gib`
-    (USD), `minimum_hours` (billed at least), `reliability` (0-1), `host`, `bid_floor` (USD per hour).
+    (USD), `minimum_hours` (billed at least), `reliability` (0-1), `host`, `bid_floor` (USD per hour),
+    `pays_bid` (what is bid is charged, whatever others bid).
     """
 
     provider: str

@@ -1,9 +1,10 @@
 """What to bid where machines go to who pays more: up to where moving elsewhere would be cheaper. Pure.
 
-A bid is a limit, not a price: on Vast, AWS, Azure and RunPod the going price is charged as long as it lies below. So a
-higher bid costs nothing until the price rises, and saves a move when it does. Two things bound it: the price at which
-finishing on the next best offer, the move to it included, would cost less; and the same machine on demand, above which
-nobody should pay for one that can be taken back.
+On AWS and Azure a bid is a limit, not a price: the going price is charged as long as it lies below. So a higher bid
+costs nothing until the price rises, and saves a move when it does. Where the bid itself is charged (`pays_bid` in the
+offer's extra: RunPod, Vast) nothing is bid here: the adapter bids the offer's price, by which it was chosen. Two things
+bound a bid: the price at which finishing on the next best offer, the move to it included, would cost less; and the same
+machine on demand, above which nobody should pay for one that can be taken back.
 
 Money is USD per hour of the whole machine.
 """
@@ -25,8 +26,12 @@ WORTH_RAISING = 0.02
 
 
 def bid(decision: Decision, wish: Wish, hazard: float) -> float | None:
-    """The bid for the chosen offer; None on demand. hazard: losses per hour that are expected of it."""
-    if decision.offer is None or decision.offer.market is not Market.SPOT:
+    """The bid for the chosen offer; None on demand, and where the offer's own price is what is bid and paid.
+
+    hazard: losses per hour that are expected of it.
+    """
+    offer = decision.offer
+    if offer is None or offer.market is not Market.SPOT or offer.extra.get("pays_bid"):
         return None
     return limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard)
 

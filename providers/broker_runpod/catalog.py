@@ -174,7 +174,7 @@ def _extra(card: Sold, market: Market, count: int) -> dict[str, Any]:
     """`on_demand`: USD per hour of the same shape on demand, above which no bid is worth its risk."""
     extra: dict[str, Any] = {"download_per_gib": 0.0, "upload_per_gib": 0.0, "stock": card.stock}
     if market is Market.SPOT:
-        extra["bid_floor"] = count * card.floor
+        extra |= {"bid_floor": count * card.floor, "pays_bid": True}
         if card.on_demand:
             extra["on_demand"] = count * card.on_demand
     return extra

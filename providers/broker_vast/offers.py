@@ -133,7 +133,7 @@ class Row:
             "upload_per_gib": self.up,
         }
         if market is Market.SPOT:
-            extra |= {"bid_floor": self.floor, "on_demand": self.on_demand}
+            extra |= {"bid_floor": self.floor, "on_demand": self.on_demand, "pays_bid": True}
         return Offer(
             NAME,
             self.region,
