@@ -35,7 +35,6 @@ LAUNCHES: dict[str, Callable[[Ec2, App, Request], Answer]] = {
     "CreateLaunchTemplate": launches.create_launch_template,
     "CreateFleet": launches.create_fleet,
 }
-PAGED = {"DescribeInstances", "DescribeInstanceTypes"}
 
 
 class Layer:
@@ -43,6 +42,7 @@ class Layer:
 
     def __init__(self, moto: App, world: Ec2) -> None:
         self.moto, self.world = moto, world
+        self._types: dict[tuple[str, str], Answer] = {}
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         request = read(environ)
@@ -72,6 +72,12 @@ class Layer:
             own = MARKET[request.action](self.world, request)
             if own is not None:
                 return own
+        if request.action == "DescribeInstanceTypes":
+            # moto reads through all of EC2's types for each answer, and they never change.
+            known = (request.region, json.dumps(sorted(request.form.items())))
+            if known not in self._types:
+                self._types[known] = passed_on(self.moto, request)
+            return self._types[known]
         return passed_on(self.moto, request)
 
     def _fault(self, request: Request) -> Answer | None:
