@@ -18,6 +18,7 @@ from broker.cli import (
     running,
     scheduling,
     service,
+    verifying,
 )
 from broker.cli.verb import JsonOption, Output, OutputOption, PlainOption, QuietOption, screen_of, verb
 
@@ -78,6 +79,7 @@ for register, names in (
     (moving, ("migrate",)),
     (costing, ("cost",)),
     (service, ("up", "tick")),
+    (verifying, ("verify",)),
 ):
     for name in names:
         verb(app, name=name)(getattr(register, f"{name}_verb"))

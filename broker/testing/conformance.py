@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -34,6 +35,7 @@ from broker.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from broker.meter import IDLE, INSTALLATION
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import (
     TAG_GENERATION,
@@ -49,7 +51,19 @@ from broker.testing.hand import Hand
 
 ENDING = 60.0  # of the cloud's seconds that a termination may take
 GONE = (State.TERMINATED, State.STOPPED)
-QUIET = "#!/bin/sh\nexec sleep 600\n"  # user data of machines that only have to exist
+QUIET = f"#!/bin/sh\n{IDLE}\n"  # user data of machines that only have to exist
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def safe(machines: int) -> Callable[[Test], Test]:
+    """Marks a test that may run on anybody's account: it rents at most so many machines, and nothing is done behind the
+    provider's back. `broker verify` runs these."""
+
+    def mark(test: Test) -> Test:
+        test.__dict__["machines"] = machines
+        return test
+
+    return mark
 
 
 def request_for(offer: Offer, *, job: str = "", generation: int = 1, user_data: str = QUIET) -> LaunchRequest:
@@ -61,7 +75,7 @@ def request_for(offer: Offer, *, job: str = "", generation: int = 1, user_data: 
         generation=generation,
         offer=offer,
         token=f"{job}-{generation}",
-        tags={TAG_INSTALLATION: "conformance", TAG_JOB: job, TAG_GENERATION: str(generation)},
+        tags={TAG_INSTALLATION: INSTALLATION, TAG_JOB: job, TAG_GENERATION: str(generation)},
         user_data=user_data,
         disk=offer.disk,
         end_by=now + 3600,
@@ -129,6 +143,7 @@ class Rents:
 class Offers(Rents):
     """`offers`."""
 
+    @safe(machines=0)
     def test_offers_have_names_of_their_own(self, provider: Provider, query: OfferQuery) -> None:
         """O1: Every offer names its provider, a region, an instance type and a market; no two share a key."""
         offers = provider.offers(query)
@@ -139,6 +154,7 @@ class Offers(Rents):
             assert isinstance(offer.market, Market)
         assert len({offer.key for offer in offers}) == len(offers)
 
+    @safe(machines=0)
     def test_prices_are_usd_per_hour(self, provider: Provider, query: OfferQuery) -> None:
         """O2: Prices are USD per hour and above zero; the disk's price is that of the disk asked for."""
         small = {o.key: o for o in provider.offers(replace(query, disk=10.0))}
@@ -148,6 +164,7 @@ class Offers(Rents):
             assert 0 < small[key].price < 1000
             assert large[key].disk_price == pytest.approx(2 * small[key].disk_price)
 
+    @safe(machines=0)
     def test_offers_fit_the_query(self, provider: Provider, query: OfferQuery) -> None:
         """O3: An offer has at least the cpus and the memory asked for, the cards, and a market asked for."""
         for market in query.markets:
@@ -158,11 +175,13 @@ class Offers(Rents):
                 assert offer.gpu_count == query.gpu_count
                 assert query.gpu is None or gpus.matches(query.gpu, offer.gpu or "", offer.gpu_memory)
 
+    @safe(machines=0)
     def test_nothing_fits_is_an_empty_answer(self, provider: Provider, query: OfferQuery) -> None:
         """O4: What cannot be had is left out; where nothing fits the answer is empty, not an error."""
         assert not provider.offers(replace(query, cpus=1e6))
         assert not provider.offers(replace(query, gpu="no such card", gpu_count=1))
 
+    @safe(machines=0)
     def test_asking_is_safe_to_repeat(self, provider: Provider, query: OfferQuery) -> None:
         """O5: Asking again gives the same keys, and an offer survives JSON."""
         first, second = provider.offers(query), provider.offers(query)
@@ -174,6 +193,7 @@ class Offers(Rents):
 class Launch(Rents):
     """`launch`."""
 
+    @safe(machines=1)
     def test_launch_returns_what_was_rented(self, provider: Provider, offer: Offer) -> None:
         """L1: The instance has an id, the request's tags, the market and the hourly price that will be charged."""
         request = request_for(offer)
@@ -186,6 +206,7 @@ class Launch(Rents):
         assert instance.hourly == pytest.approx(offer.hourly, rel=0.01)
         assert instance.state in (State.PENDING, State.RUNNING)
 
+    @safe(machines=1)
     def test_same_request_same_machine(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """L2: With `traits.token` the same request again, also after a trip through JSON, is the same machine."""
         _needs_token(provider)
@@ -203,6 +224,7 @@ class Launch(Rents):
         assert len(ids) == 2
         assert {i.generation for i in self.of_job(provider, hand, first.job)} == {1, 2}
 
+    @safe(machines=1)
     def test_token_is_not_reused(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """L4: A token that comes with another request is InvalidRequest and rents nothing."""
         _needs_token(provider)
@@ -212,6 +234,7 @@ class Launch(Rents):
             provider.launch(replace(request, user_data=request.user_data + "# changed\n"))
         assert len(self.of_job(provider, hand, request.job)) == 1
 
+    @safe(machines=1)
     def test_dead_machine_comes_back_dead(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """L5: The same request after the machine's end rents nothing: it gives the dead machine, or InvalidRequest."""
         _needs_token(provider)
@@ -228,6 +251,7 @@ class Launch(Rents):
             assert not again.alive
         assert not [i for i in self.of_job(provider, hand, request.job) if i.alive]
 
+    @safe(machines=0)
     def test_impossible_request(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """L6: An instance type that does not exist is InvalidRequest, and nothing is rented."""
         request = request_for(replace(offer, instance_type="no-such-type"))
@@ -239,6 +263,7 @@ class Launch(Rents):
 class Instances(Rents):
     """`instances`."""
 
+    @safe(machines=1)
     def test_launched_machine_is_listed(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """I1: Within traits.list_lag seconds it is listed as launch returned it, within traits.boot_limit it runs."""
         request = request_for(offer)
@@ -248,8 +273,14 @@ class Instances(Rents):
             assert getattr(listed, name) == getattr(launched, name), name
         assert dict(listed.tags) == dict(launched.tags)
         assert listed.hourly == pytest.approx(launched.hourly)
-        assert self.running(provider, hand, request_for(offer, job=request.job, generation=2))
 
+        def runs() -> bool:
+            now = self.seen(provider, launched.id)
+            return now is not None and now.state is State.RUNNING
+
+        assert hand.wait(runs, provider.traits.boot_limit), "it never ran"
+
+    @safe(machines=1)
     def test_anybody_sees_the_same(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """I2: Nothing is remembered: a new process lists the same machines and can end them."""
         request = request_for(offer)
@@ -275,6 +306,7 @@ class Instances(Rents):
 class Terminate(Rents):
     """`terminate`."""
 
+    @safe(machines=1)
     def test_end_is_confirmed_by_listing(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """T1: `instances()` confirms the end: terminated by the broker, with its time, or no longer listed."""
         instance = self.running(provider, hand, request_for(offer))
@@ -286,6 +318,7 @@ class Terminate(Rents):
             assert end.ended_at is not None
             assert end.ended_at >= (end.launched_at or 0)
 
+    @safe(machines=1)
     def test_twice_is_once(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """T2: Terminating again, at once or after the end, is success; so is an id that nobody knows."""
         instance = self.running(provider, hand, request_for(offer))
@@ -319,6 +352,7 @@ class Terminate(Rents):
 class Notices(Rents):
     """Notices, and machines that end without the broker."""
 
+    @safe(machines=1)
     def test_quiet_machine_has_no_notice(self, provider: Provider, hand: Hand, offer: Offer) -> None:
         """N1: A machine that nobody takes back has no notice and no cause; an unknown one has no notice either."""
         instance = self.running(provider, hand, request_for(offer))
@@ -423,6 +457,12 @@ class Faults(Rents):
 
 class ProviderConformance(Offers, Launch, Instances, Terminate, Notices, Faults):
     """All of it."""
+
+
+def safe_tests() -> list[Callable[..., None]]:
+    """The tests marked as safe, in the order of the page; each has `machines`."""
+    parts = (Offers, Launch, Instances, Terminate, Notices, Faults)
+    return [test for part in parts for test in vars(part).values() if hasattr(test, "machines")]
 
 
 def _needs_token(provider: Provider) -> None:
