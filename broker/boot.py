@@ -335,6 +335,8 @@ def user_data(
             "URL": _address(boot_url),
         },
     )
+    # No line of it needs its indentation, and every byte counts.
+    text = "\n".join(line.strip() for line in text.splitlines()) + "\n"
     if kind == Kind.VM:
         text = _filled(UNIT, {"START": text.rstrip("\n")})
     if len(text.encode()) > limit:

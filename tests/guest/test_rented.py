@@ -139,11 +139,3 @@ def test_a_vm_that_reboots_goes_on(job):
     assert placement.result["outcome"] == "succeeded"
     wait_for(lambda: "one\n" in placement.own_log)
     wait_for(lambda: placement.machine.ended_itself, 20)
-
-
-def test_a_vm_with_an_image_of_its_own_runs_bare(job):
-    job.bring(Artefacts())
-    placement = job.task('echo "$(id -u) $BROKER_NUM_GPUS"; ls /run/.containerenv').rent(kind="vm")
-    wait_for(lambda: placement.result, 60, placement.console)
-    assert placement.result["exit"] == 2
-    wait_for(lambda: placement.own_log.startswith("0 0\n"))

@@ -17,9 +17,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from broker.boot import Boot, boot_script, guest_zipapp, user_data
+from broker.boot import Boot, boot_script, guest_zipapp, start_command, user_data
 from broker.home import Access
 from broker.offer import Market, Offer
+from broker.provider import Kind
+from broker.testing import wait_for
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
@@ -138,3 +140,98 @@ def test_paths_of_any_letters_reach_the_machine(tmp_path):
     made = boot(guest_url=(tmp_path / "José ✓").as_uri())
     assert "José ✓".encode() in boot_script(made)
     assert "José ✓" in user_data((tmp_path / "José ✓" / "boot").as_uri(), 1e12)
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "limit"),
+    [("vast", Kind.CONTAINER, 4000), ("runpod", Kind.CONTAINER, 4096), ("aws", Kind.VM, 16_384), ("", Kind.VM, 4096)],
+)
+def test_every_kind_of_machine_takes_it_with_a_long_signed_address(provider, kind, limit):
+    """A session's keys make an address of 1,800 letters and more; AWS's own tokens have about 1,000."""
+    address = (
+        "https://bucket.s3.eu-central-1.amazonaws.com/prefix/jobs/task-14dfe4/gen/12/boot?X-Amz-Algorithm=AWS4-HMAC-"
+    )
+    address += "SHA256&X-Amz-Credential=ASIA&X-Amz-Date=20261201T150000Z&X-Amz-Expires=1500&X-Amz-SignedHeaders=host"
+    address += f"&X-Amz-Signature={'0' * 64}&X-Amz-Security-Token={'a' * 1200}"
+    text = user_data(address, time.time() + 3600, provider=provider, kind=kind, limit=limit)
+    for shell in SHELLS:
+        subprocess.run([*([shell] if shell != "busybox" else [shell, "sh"]), "-n", "-c", text], check=True)
+    assert start_command(text) == ["/bin/sh", "-c", text]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_boot_script_is_posix_with_and_without_a_runtime(shell):
+    told = {"url": "https://store/x", "sha256": "0" * 64, "key": "k"}
+    for runtime in (
+        None,
+        {"architecture": "x86_64", "obstore": told, "python": told},
+        {"architecture": "aarch64", "obstore": told, "python": None},
+        {"architecture": "x86_64", "obstore": None, "python": told},
+    ):
+        script = boot_script(boot(runtime=runtime, kind="vm")).decode()
+        subprocess.run([*([shell] if shell != "busybox" else [shell, "sh"]), "-n", "-c", script], check=True)
+        assert ("obstore.whl" in script) == bool(runtime and runtime["obstore"])
+
+
+def tools(folder: Path, *more: str) -> str:
+    """A PATH with what every image has, and nothing that fetches or checks."""
+    folder.mkdir()
+    for name in ("sh", "cat", "date", "mkdir", "sleep", "sync", "mv", "cp", "rm", "tail", "uname", *more):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return str(folder)
+
+
+def ended(text: str, path: str, disk: Path) -> str:
+    """What user data or a boot script says before it ends its machine."""
+    process = subprocess.run(
+        ["/bin/sh", "-c", text],
+        env={"PATH": path, "SPOTBROKER_DIR": str(disk)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        start_new_session=True,
+    )
+    assert process.returncode == -signal.SIGKILL
+    return process.stderr
+
+
+def test_an_image_that_can_fetch_nothing_is_named(tmp_path):
+    text = user_data("https://127.0.0.1:9/boot", time.time() + 600).replace("+ 600", "+ 0")
+    said = ended(text, tools(tmp_path / "bin"), tmp_path / "disk")
+    assert "the boot script could not be fetched: there is no curl, wget or python3" in said
+
+
+def test_an_image_that_can_check_nothing_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    told = {"url": f"file://{tmp_path}/file", "sha256": "0" * 64, "key": "k"}
+    runtime = {"architecture": os.uname().machine, "obstore": told, "python": told}
+    script = boot_script(boot(provider="unheard", runtime=runtime))
+    path = tools(tmp_path / "bin", "tar", "gzip")
+    # Python is looked for at fixed places too, and this computer has one there.
+    said = ended(
+        script.decode().replace("/usr/bin/python3.1?", "").replace("/usr/local/bin/python3 ", ""), path, tmp_path
+    )
+    assert "this image has neither sha256sum nor Python: the static Python cannot be checked" in said
+
+
+def test_what_is_started_again_and_again_still_ends_in_time(tmp_path):
+    """A guest that dies at once is started again by its unit or its container's policy: the first timer counts."""
+    disk = tmp_path / "disk"
+
+    def start(end: float) -> str:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", user_data(f"file://{tmp_path}/never", time.time() + end)],
+            env={"PATH": os.environ["PATH"], "SPOTBROKER_DIR": str(disk)},
+            start_new_session=True,
+        )
+        assert wait_for((disk / "err").exists, 10)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        (disk / "err").unlink()
+        return (disk / "deadline").read_text()
+
+    first = start(1000)
+    assert start(5000) == first
+    (disk / "booted").write_text("another boot\n")
+    assert int(start(5000)) > int(first) + 3000
