@@ -1,8 +1,8 @@
 """Looks at the market between jobs: `observe`.
 
-How long a zone has been up and how often it changes is what the timing of the next job rests on, and only who has looked
-knows. So a live broker looks at what the installation's tasks ask for, at a bounded price: every provider is asked for
-its offers at most `MOST` times in `EVERY` seconds, whatever the number of jobs. Such questions cost no money anywhere.
+How long a zone has been up and how often it changes is what the timing of the next job rests on, and only who has
+looked knows. So a live broker looks at what the installation's tasks ask for, at a bounded price: every provider is
+asked for its offers at most `MOST` times in `EVERY` seconds, whatever the number of jobs. Asking costs no money.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECENT = 14 * 86_400.0
 
 
 def observe(world: World) -> bool:
-    """Look at the market for what recent jobs asked for, unless that was done just now; False where nothing was asked."""
+    """Look at the market for what recent jobs asked for, unless that was done just now. False: nothing was asked."""
     now = world.clock()
     wanted = queries(world)
     if not wanted or now - world.records.last_look() < EVERY / 2:

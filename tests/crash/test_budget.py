@@ -12,8 +12,9 @@ from broker_local.cloud import take_back
 def spent(site: Site, job: Job) -> float:
     """USD by the provider's own list, the broker's books aside."""
     mine = [machine for machine in site.provider.instances() if machine.job == job.id]
-    assert all(machine.ended_at is not None for machine in mine)
-    return sum(machine.hourly * (machine.ended_at - machine.launched_at) / 3600 for machine in mine)
+    stays = [(m.hourly, m.launched_at, m.ended_at) for m in mine]
+    assert all(ended is not None for _, _, ended in stays)
+    return sum(hourly * ((ended or 0.0) - (began or 0.0)) / 3600 for hourly, began, ended in stays)
 
 
 def test_a_budget_holds_with_the_broker_dead_and_the_job_goes_on_with_a_higher_one(site: Site) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 from broker import errors
 from broker.config import Config
+from broker.contract import wrap
 from broker.engine import PHASES
 from broker.job import Job, submit
 from broker.market import Marketplace
 from broker.offer import Market, Offer
 from broker.provider import Cause, Instance, LaunchRequest, State
 from broker.reaction import Beat, Limits, Seen, react, wake_at
-from broker.registry import wrap
 from broker.state import JobState
 from broker.store import open_store
 from broker.task import Checkpoint, Resources, Task, Work

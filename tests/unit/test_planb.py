@@ -137,7 +137,7 @@ def test_what_a_machine_really_costs_counts_against_the_budget(staged: Any) -> N
         def instances(self) -> Any:
             return [replace(i, hourly=ON_DEMAND, market=Market.ON_DEMAND) for i in real.instances()]
 
-    stage.world._providers["fake"] = Dear()  # type: ignore[assignment]
+    stage.world._providers["fake"] = Dear()
     stage.run(job, until=lambda: stage.state(job).live is not None)
     live = stage.state(job).live
     assert live is not None
@@ -248,12 +248,13 @@ def test_a_job_that_cannot_move_keeps_its_machine(staged: Any, trouble: Any) -> 
     stage = staged([STEADY, CHEAP], work=3 * HOUR)
     stage.cloud.limit("*/spot", 0)
     if isinstance(trouble, str):
-        stage.cloud.on_launch = lambda instance, request: (
-            stage._launched(instance, request),
-            later(stage, stage.clock() - START + 60, lambda: stage.cloud.take_back(instance.id))
-            if request.offer.market is Market.SPOT and request.generation == 2
-            else None,
-        )
+
+        def launched(instance: Any, request: LaunchRequest) -> None:
+            stage._launched(instance, request)
+            if request.generation == 2:
+                later(stage, stage.clock() - START + 60, lambda: stage.cloud.take_back(instance.id))
+
+        stage.cloud.on_launch = launched
     elif isinstance(trouble, Ambiguous):
         later(stage, HOUR, lambda: (stage.cloud.limit("*/spot", 9), stage.cloud.fail_after_create(1)))
     else:
