@@ -295,8 +295,10 @@ def _planned(screen: Screen, timetable: Timetable, entry: Entry) -> int:
 
 def keep_schedules(config: Config, ended: threading.Event, *, say: Callable[[str], None]) -> None:
     """Look at every schedule again and again until `ended`, for `broker up`."""
-    while not ended.wait(LOOK):
+    while True:
         look_once(config, say)
+        if ended.wait(LOOK):
+            return
 
 
 def look_once(config: Config, say: Callable[[str], None]) -> None:
