@@ -7,10 +7,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from broker import images, keys
+from broker.boot import start_command
 from broker.errors import (
     Ambiguous,
     AuthFailed,
@@ -25,9 +27,9 @@ from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, Part
 from broker_vast import contract, label, offers, settings
 from broker_vast.api import ADD_CREDIT, HOW_TO_KEY, NAME, Stillborn, Vast
 
-SHELL = "/bin/sh"
 ARGUMENTS = 4096  # characters of onstart and args together; PUT /asks/{id}
-USER_DATA_LIMIT = ARGUMENTS - len(SHELL) - len("-c")
+USER_DATA_LIMIT = ARGUMENTS - len("".join(start_command("")))
+POLL = 10.0  # seconds between two looks at the list; ten times what Vast allows to a list of one page
 NAMES_KEPT = 86_400.0  # seconds for which the names of the cards are kept
 RECORDS_KEPT = 86_400.0  # seconds for which a destroyed contract is remembered at least
 NO_KEY = f"no key yet: {HOW_TO_KEY}"
@@ -39,8 +41,8 @@ class VastProvider:
     name = NAME
     traits = Traits(
         token=False,
-        list_lag=30.0,
-        poll=10.0,
+        list_lag=15.0,
+        poll=POLL,
         boot_limit=1800.0,  # a host's own line brings the image; that time costs its disk only
         notice=None,
         outside_limit="the end of the host's offer",
@@ -55,6 +57,7 @@ class VastProvider:
         self.settings = settings.read(table)
         self.key = keys.find(NAME, table, state, variable="VAST_API_KEY")
         self.folder = state / NAME
+        self.traits = replace(type(self).traits, poll=max(1.0, POLL * self.settings.pace))
         self.vast = Vast(self.settings.api, self.key, state, pace=self.settings.pace)
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
@@ -190,14 +193,15 @@ class VastProvider:
             raise InvalidRequest(
                 f"user data of {len(request.user_data.encode())} bytes; Vast takes {USER_DATA_LIMIT}", provider=NAME
             )
+        shell, *arguments = start_command(request.user_data)
         body: dict[str, Any] = {
             "client_id": "me",
             "image": request.container or images.DEFAULT,
             "disk": offers.disk_of(request.disk),
             "label": label.encode(request.tags),
             "runtype": "args",
-            "onstart": SHELL,
-            "args": ["-c", request.user_data],
+            "onstart": shell,
+            "args": arguments,
             "env": {} if self.settings.api == settings.API else {"VAST_URL": self.settings.api},
             "target_state": "running",
             # Without this an interruptible that cannot start is made all the same, stopped and billed.

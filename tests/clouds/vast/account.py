@@ -189,6 +189,8 @@ class Account:
 
     def destroy(self, contract: Contract) -> None:
         with self.lock:
+            if contract.id not in self.contracts:
+                return
             self.charge()
             self._stop(contract, gone=True)
             self.past.append(self.contracts.pop(contract.id))

@@ -58,9 +58,10 @@ class Lies:
     500; hang_up: that are made and answered by a closed connection. hide: seconds for which a new contract is left out
     of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come, by
     the words of `_broken`. quota: searches are refused until midnight. total: how many contracts the list says there
-    are; same_token: its pages do not end. keep: what is destroyed is listed on. hold: answers wait for it. no_bid: a
-    creation with a price rents on-demand all the same. low_bid: how a bid that does not win is answered: the status,
-    with `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
+    are; same_token: its pages do not end. keep: what is destroyed is listed on; deaf: only a contract itself can be
+    heard asking for its end. hold: answers wait for it. no_bid: a creation with a price rents on-demand all the same.
+    low_bid: how a bid that does not win is answered: the status, with `new_contract` in the body; 200 for a success
+    that says nothing; 410 for a refusal that makes nothing.
     """
 
     refuse: list[Reply] = field(default_factory=list)
@@ -74,6 +75,7 @@ class Lies:
     total: int | None = None
     same_token: bool = False
     keep: bool = False
+    deaf: bool = False
     hold: threading.Event | None = None
     low_bid: int = 400
 
@@ -140,17 +142,15 @@ class VastServer:
     def _route(
         self, endpoint: str, number: int, key: str, query: Mapping[str, str], body: Any, path: str
     ) -> Reply | str:
-        if endpoint == "POST /api/v0/bundles/":
-            return self._search(body, key)
-        if endpoint == "PUT /api/v0/search/asks/":
-            return self._search((body or {}).get("q") or {}, key)
-        if endpoint == "GET /api/v0/gpu_names/unique/":
-            return 200, {"gpu_names": sorted({*NAMES, *(host.gpu_name for host in self.account.hosts.values())})}
+        if endpoint in PUBLIC:
+            return self._public(endpoint, key, body)
         contract = self.account.contracts.get(number)
         inside = contract is not None and key == contract.api_key  # from within the contract itself
         if key != self.account.key and not (inside and endpoint in INSIDE):
             return 401, {"success": False, "error": "auth_error", "msg": "Invalid user key"}
         self.account.look()
+        if self.lies.deaf and endpoint.startswith("DELETE") and not inside:
+            return 502, {"msg": "Bad Gateway"}
         if endpoint == "GET /api/v0/users/current/":
             user = {"id": 4711, "email": "you@example.com", "credit": self.account.credit, "ssh_key": None}
             return 200, user
@@ -169,6 +169,14 @@ class VastServer:
                 return 404, {"success": False, "error": slug, "msg": "Instance with that ID does not exist."}
             return self._change(endpoint, contract, body or {})
         return 404, {"success": False, "error": "not_found", "msg": f"no such path: {path}"}
+
+    def _public(self, endpoint: str, key: str, body: Any) -> Reply:
+        """What needs no key."""
+        if endpoint == "POST /api/v0/bundles/":
+            return self._search(body, key)
+        if endpoint == "PUT /api/v0/search/asks/":
+            return self._search((body or {}).get("q") or {}, key)
+        return 200, {"gpu_names": sorted({*NAMES, *(host.gpu_name for host in self.account.hosts.values())})}
 
     def _search(self, body: Mapping[str, Any], key: str) -> Reply:
         if key and key != self.account.key:
@@ -316,6 +324,7 @@ OF_CONTRACT = {
     "DELETE /api/v0/instances/{id}/",
     "PUT /api/v0/instances/bid_price/{id}/",
 }
+PUBLIC = {"POST /api/v0/bundles/", "PUT /api/v0/search/asks/", "GET /api/v0/gpu_names/unique/"}
 INSIDE = {"PUT /api/v0/instances/{id}/", "DELETE /api/v0/instances/{id}/"}
 
 
