@@ -348,6 +348,10 @@ class TaskFields(Fields):
     max_restarts_on_errors: Count | None = _field(
         "How often a program that failed is started again. 0 by default; moves are not counted."
     )
+    stuck: Duration | None = _field(
+        "How long the program may give no sign of life: no step, no line, no snapshot, no GPU at work; `20m`. It is "
+        "saved, moved once, and ended where that does not help. For ever by default."
+    )
     deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
         "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`. Needs `work`."
     )

@@ -53,6 +53,7 @@ OUT_WORDS = {
     "boot": ("lost", "no first beat in time; ended before a new one starts"),
     "user": ("lost", "ended by hand at the provider"),
     "stop": ("stopping", "told to save and end"),
+    "stuck": ("stuck", "its program gives no sign of life"),
     "migrate": ("moved", "told to move to another machine"),
 }
 

@@ -268,6 +268,13 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
     """The guest says how the program ended."""
     word, reason = result.get("outcome"), str(result.get("reason") or "")
     state = replace(state, restarts=state.restarts + int(result.get("restarts") or 0))
+    if word == "moved" and result.get("why") == "stuck":
+        if state.stuck:
+            # Another machine did not help, so it is not the machine.
+            fix = f"broker logs {state.job} shows where it stands; broker resume {state.job} goes on from its snapshot"
+            outcome = Outcome("failed", 100, f"{reason}, on a second machine too; the newest snapshot is safe", fix)
+            return _out(state, live, seen, why="stuck", order="end").to("retire", outcome=outcome)
+        return _move(replace(state, stuck=state.stuck + 1), live, seen, limits, why="stuck", ends_at=None)
     if word == "moved":
         return _move(state, live, seen, limits, why="moved", ends_at=None)
     if word == "ended":

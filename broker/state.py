@@ -92,7 +92,8 @@ class JobState:
 
     phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
-    present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. lost: the generation
+    present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. stuck: how often its
+    program was ended for want of a sign of life. lost: the generation
     whose offer the next pick should avoid, and why. heading: the offer that a job with a live machine is moving to of
     its own accord; that machine stays live until the other one is had. weigh_at: when the market is looked at again for
     a better machine. spotless: since when there has been no spot machine to be had. run: how often the job has been
@@ -117,6 +118,7 @@ class JobState:
     waits: int = 0
     tries: int = 0
     strikes: int = 0
+    stuck: int = 0
     lost: tuple[int, str] | None = None
     errors: int = 0
     restarts: int = 0

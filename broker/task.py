@@ -144,16 +144,17 @@ class Rehearse:
 class Task:
     """One thing to run until it has finished, on whatever machine is cheapest.
 
-    run, setup: shell scripts; their folder is the workdir's copy. envs, secrets: strings, handed over byte for byte.
-    trust: secret -> the least trusted kind of host that may read it; `datacenter` for those not named here.
-    resources: alternatives, any of which will do. outputs: globs relative to the workdir.
-    spot: `auto` takes spot where it pays and on-demand where not; `only`, `never`.
-    max_price: USD per hour of the whole machine, disk included. max_hours: of one machine. max_moves: from machine to
-    machine. max_restarts_on_errors: of a program that failed, counted apart; after recover_on_exit_codes it is started
-    again uncounted. ordered: the first of the resources that can be had wins, whatever the prices. file_mounts: what is
-    brought along besides the workdir. labels: tags of the machines. deadline as typed, budget in USD. schedule:
-    when it runs again and again, once `broker schedule add` was told of it. home: URL of the store, empty for the
-    configured one. source: the file it was read from. warnings: what its reader should tell.
+    run, setup: shell scripts; their folder is the workdir's copy. envs, secrets: strings, handed over byte for
+    byte. trust: secret -> the least trusted kind of host that may read it; `datacenter` for those not named here.
+    resources: alternatives, any of which will do. outputs: globs relative to the workdir. spot: `auto` takes spot
+    where it pays and on-demand where not; `only`, `never`. max_price: USD per hour of the whole machine, disk
+    included. max_hours: of one machine. max_moves: from machine to machine. max_restarts_on_errors: of a program
+    that failed, counted apart; after recover_on_exit_codes it is started again uncounted. stuck: seconds without a
+    sign of life after which it is moved once, then ended. ordered: the first of the resources that can be had wins,
+    whatever the prices. file_mounts: what is brought along besides the workdir. labels: tags of the machines.
+    deadline as typed, budget in USD. schedule: when it runs again and again, once `broker schedule add` was told of
+    it. home: URL of the store, empty for the configured one. source: the file it was read from. warnings: what its
+    reader should tell.
 
     Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
@@ -175,6 +176,7 @@ class Task:
     max_moves: int = 50
     max_restarts_on_errors: int = 0
     recover_on_exit_codes: tuple[int, ...] = ()
+    stuck: float | None = None
     ordered: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     file_mounts: tuple[Mount, ...] = ()
@@ -313,6 +315,8 @@ class Task:
             yield Problem("max_price", f"must be above zero USD per hour, not {self.max_price}")
         if not 0 < self.max_hours < math.inf:
             yield Problem("max_hours", f"must be above zero hours, not {self.max_hours}")
+        if self.stuck is not None and not 0 < self.stuck < math.inf:
+            yield Problem("stuck", f"must be above zero seconds, not {self.stuck}")
         for name in ("max_moves", "max_restarts_on_errors"):
             if getattr(self, name) < 0:
                 yield Problem(name, f"must be zero or above, not {getattr(self, name)}")

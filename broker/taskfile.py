@@ -316,6 +316,7 @@ class _Reader:
             "max_price": self._once(model.max_price, found.max_price, "max_price", "max_hourly_cost"),
             "max_hours": model.max_hours,
             "max_moves": model.max_moves,
+            "stuck": model.stuck,
             "max_restarts_on_errors": self._once(
                 model.max_restarts_on_errors, found.restarts, "max_restarts_on_errors", "job_recovery"
             ),

@@ -70,7 +70,8 @@ class Watchman:
             return Stop(cause, ask=False, kill_at=last)
         reserve = min(upload, 0.5 * left) if upload is not None else 0.25 * left
         kill_at = max(now, last - reserve)
-        return Stop(cause, ask=True, kill_at=min(kill_at, now + self.boot.grace) if cause.kind == "order" else kill_at)
+        hasty = cause.kind in ("order", "stuck")
+        return Stop(cause, ask=True, kill_at=min(kill_at, now + self.boot.grace) if hasty else kill_at)
 
     def hurry(self, stop: Stop, cause: Cause) -> None:
         """Another cause came up while stopping: it can only shorten the time."""

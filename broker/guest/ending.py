@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from broker.guest.program import Exit
 
-MOVES = {"notice", "migrate", "silence", "preempted", "sigterm", "hardware"}
+MOVES = {"notice", "migrate", "silence", "preempted", "sigterm", "hardware", "stuck"}
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why the guest wants the program to end. kind: notice | order | end_by | hardware | stale.
+    """Why the guest wants the program to end. kind: notice | order | end_by | hardware | stuck | stale.
 
     why: notice, migrate, stop, budget, deadline … ends: the monotonic moment at which the machine may be gone.
     """

@@ -71,6 +71,7 @@ def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until
         "exit": ended.code if ended else None,
         "signal": ended.signal if ended else None,
         "reason": status.shown(verdict.reason),
+        "why": closed["why"],
         "fix": status.shown(verdict.fix),
         "at": clock.now(),
         "seq": seq,

@@ -28,9 +28,11 @@ class Log:
         self._left_out = 0
         self._tail = bytearray()
         self._begun = False
+        self._written = 0
 
     def write(self, data: bytes) -> None:
         with self._lock:
+            self._written += len(data)
             data = self.mask.feed(data)
             if self._size - self._sent > BACKLOG:
                 self._hold(data)
@@ -47,6 +49,12 @@ class Log:
         """The program has ended: nothing is held back any more."""
         with self._lock:
             self._append(self.mask.end())
+
+    @property
+    def written(self) -> int:
+        """A number that changes whenever something was written."""
+        with self._lock:
+            return self._written
 
     def part(self) -> bytes:
         """The next part to hand on; empty if there is none. The same until `sent`."""

@@ -7,6 +7,7 @@ import time
 from broker.entries import containers_of, entry_of
 from broker.errors import SnapshotCorrupt
 from broker.guest import environment
+from broker.guest.activity import Activity
 from broker.guest.container import ContainedProgram
 from broker.guest.context import TICK, Context, Stale
 from broker.guest.control import Stop
@@ -155,6 +156,8 @@ class Session:
     def _watch(self, program: Program | ContainedProgram) -> tuple[Exit, Cause | None]:
         """Stay with the program to its end: how it ended, and what had asked for that. Raises Stale."""
         c, stop = self.context, None
+        offer = c.boot.offer if isinstance(c.boot.offer, dict) else {}
+        activity = Activity(gpus=bool(offer.get("gpu_count")))
         while True:
             ended = program.wait(TICK)
             c.steps.sample()
@@ -162,7 +165,7 @@ class Session:
             self._say_every()
             if ended is not None:
                 return ended, stop.cause if stop and ended.after_term else None
-            cause = c.watchman.cause()
+            cause = c.watchman.cause() or self._stuck(activity)
             if cause is None:
                 continue
             if cause.kind == "stale":
@@ -178,6 +181,17 @@ class Session:
             nothing_to_wait_for = not stop.ask and not (self.publisher and self.publisher.uploading)
             if nothing_to_wait_for or time.monotonic() >= stop.kill_at:
                 program.kill()
+
+    def _stuck(self, activity: Activity) -> Cause | None:
+        """A program that has given no sign of life for as long as its task allows."""
+        c, limit = self.context, self.preparation.spec.stuck
+        if limit is None:
+            return None
+        now = c.steps.sample()
+        idle = activity.idle(now and now.step, c.log.written, c.status.get("seq"))
+        if idle < limit:
+            return None
+        return Cause("stuck", "stuck", f"stuck: no step, output, snapshot or GPU at work for {limit:.0f} s")
 
     def _say_stop(self, stop: Stop) -> None:
         c, left = self.context, stop.kill_at - time.monotonic()

@@ -13,7 +13,8 @@ from typing import Any
 class Spec:
     """A task as its guest sees it. every: least seconds between two snapshots, 0 as they appear; steps: work in all.
 
-    recover_on: exit codes after which the program is started again, uncounted.
+    recover_on: exit codes after which the program is started again, uncounted. stuck: seconds without a sign of life
+    after which the program is ended, None for as long as it likes.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Spec:
     outputs: tuple[str, ...] = ()
     steps: int | None = None
     recover_on: tuple[int, ...] = ()
+    stuck: float | None = None
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Spec:
@@ -49,6 +51,7 @@ class Spec:
             outputs=tuple(data.get("outputs") or ()),
             steps=(data.get("work") or {}).get("steps"),
             recover_on=tuple(data.get("recover_on_exit_codes") or ()),
+            stuck=float(data["stuck"]) if data.get("stuck") else None,
         )
 
     def checkpoint_folder(self, machine: Path, home: Path, *, bare: bool) -> Path:
