@@ -38,6 +38,13 @@ runroot = "{folder}/run"
 additionalimagestores = ["{images}"]
 """
 
+# A registry on this computer speaks HTTP.
+REGISTRIES = """[[registry]]
+prefix = "127.0.0.1"
+location = "127.0.0.1"
+insecure = true
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Podman:
@@ -50,6 +57,7 @@ class Podman:
         return {
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
+            "CONTAINERS_REGISTRIES_CONF": str(self.folder / "registries.conf"),
         }
 
     @property
@@ -75,6 +83,7 @@ def opened() -> Iterator[Podman]:
     folder = Path(tempfile.mkdtemp(prefix="pm-", dir="/var/tmp"))
     (folder / "containers.conf").write_text(CONFIG.format(folder=folder))
     (folder / "storage.conf").write_text(STORAGE.format(folder=folder, images=layers.store))
+    (folder / "registries.conf").write_text(REGISTRIES)
     made = Podman(folder)
     try:
         pack = ["tar", "-C", str(layers.base), "--exclude=./usr/bin/python*", "--exclude=./usr/lib/python*", "-c", "."]

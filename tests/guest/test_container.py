@@ -7,10 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from clouds.engine import IMAGE, Podman, podman
+from clouds.engine import IMAGE, PLAIN, Podman, podman
+from clouds.registry import registry
 from guest.placements import Job, Placement, alive, wait_for
+from guest.rented import static_python
 
-__all__ = ["podman"]
+__all__ = ["podman", "registry"]
 
 SAVES = {"path": "ckpt", "every": None, "keep": 3, "complete": None}
 
@@ -37,6 +39,8 @@ def test_setup_and_run_share_one_container(job, boxed, podman):
     echo "me $(id -u) home $HOME work $PWD gpus $BROKER_NUM_GPUS secret $S"
     echo "seen:" $(ls -A "$PWD/../")
     python3 -c 'from broker import guest; guest.progress(3, 3); print("lib", guest.checkpoint_dir())'
+    for i in 1 2 3; do (sh -c 'sleep 0.1 & exit' &); done; sleep 0.5
+    echo "zombies: $(grep -l "^State:.Z" /proc/[0-9]*/status | wc -l)"
     echo done >out
     """
     job.task(run, setup="echo set up >/opt/made-by-setup", secrets=["S"], outputs=["out"])
@@ -48,6 +52,7 @@ def test_setup_and_run_share_one_container(job, boxed, podman):
     assert "/runner" in log.split("pid 1: ")[1].splitlines()[0]
     assert f"me 0 home /root work {placement.disk / 'work'} gpus 0 secret ***" in log
     assert set(log.split("seen: ")[1].splitlines()[0].split()) == {"ckpt", "lib", "runner", "task", "work"}
+    assert "zombies: 0\n" in log
     assert list(result["outputs"]) == ["out"]
     assert placement.beat["timings"]["pull"] == 0
     assert placement.beat["progress"]["step"] == 3
@@ -107,20 +112,44 @@ def test_a_guest_that_dies_takes_its_container_along(job, boxed, podman):
     assert placement.until_ended(30)["outcome"] == "succeeded"
 
 
-def test_zombies_are_collected(job, boxed):
-    run = """
-    for i in 1 2 3; do (sh -c 'sleep 0.1 & exit' &); done
-    sleep 1
-    grep -l "^State:.Z" /proc/[0-9]*/status | wc -l
-    """
-    job.task(run)
-    placement = boxed()
-    placement.until_ended(60)
-    assert placement.own_log.split() == ["0"]
+def test_an_image_without_python_is_run_by_ours(job, boxed, tmp_path):
+    """The runner needs one; the program sees none of it on its paths. Without one along it is said."""
+    given = static_python(tmp_path).provide(job.home, job.keys, "x86_64", wheel=False)
+    python = {"url": "", "sha256": given.python, "key": job.keys.artefact(given.python)}
+    job.task("command -v python3 || echo none; exit 4")
+    placement = boxed(image=PLAIN, runtime={"architecture": "x86_64", "obstore": None, "python": python})
+    assert placement.until_ended(60)["exit"] == 4
+    assert placement.own_log == "none\n"
+    without = boxed(2, image=PLAIN)
+    assert without.until_ended(60)["reason"].startswith(
+        f"the image {PLAIN} has no Python from 3.8 on, and none was sent"
+    )
 
 
-def test_no_such_image(job, boxed):
-    placement = job.task("true") and boxed(image="localhost/spotbroker.test/none:1")
+def test_no_such_image(job, boxed, registry):
+    image = f"{registry.place}/team/none:1"
+    placement = job.task("true") and boxed(image=image)
     result = placement.until_ended(60)
     assert result["outcome"] == "failed"
-    assert "localhost/spotbroker.test/none:1" in result["reason"]
+    assert f"there is no image {image}" in result["reason"]
+    assert "image_id" in result["reason"]
+
+
+def test_a_private_image(job, boxed, registry):
+    placement = job.task("true") and boxed(image=f"{registry.place}/private/secret:1")
+    result = placement.until_ended(60)
+    assert result["outcome"] == "failed"
+    assert "is private, or there is none of that name" in result["reason"]
+
+
+def test_an_image_is_pulled_and_its_time_is_told(job, boxed, registry, podman):
+    registry.push(podman, PLAIN, "team/plain:1")
+    static = {"outcome": "failed"}
+    placement = job.task("true") and boxed(image=f"{registry.place}/team/plain:1")
+    states = set()
+    wait_for(lambda: states.add(placement.beat.get("state")) or placement.ended, 60)
+    assert "pulling" in states
+    assert placement.beat["timings"]["pull"] > 0
+    assert placement.result.items() >= static.items()
+    assert "has no Python" in placement.result["reason"]
+    assert "pulled " in placement.log
