@@ -35,7 +35,7 @@ QUOTAS = {"search": (10, 60.0)}
 LIMIT = 10_000  # rows of a search; the API's own limit is not documented
 BAD = frozenset({"invalid_args", "invalid_request", "no_ssh_key_for_vm", "label_too_long"})
 NO_KEY = ("auth_error", "invalid user key", "session expired")
-MARGIN = 0.1  # seconds waited above a threshold
+MARGIN = 0.2  # seconds above a threshold: calls do not arrive as evenly as they are sent
 # What is read of a contract; columns that nobody knows come back as null.
 COLUMNS = (
     "id", "label", "is_bid", "dph_total", "dph_base", "storage_total_cost", "actual_status", "intended_status",
@@ -61,7 +61,7 @@ class Vast:
             state,
             NAME,
             key,
-            {lane: seconds * pace for lane, seconds in INTERVALS.items()},
+            {lane: (seconds + MARGIN) * pace for lane, seconds in INTERVALS.items()},
             quotas={lane: (calls, seconds * pace) for lane, (calls, seconds) in QUOTAS.items()},
         )
         self.rest = Rest(NAME, address, key=key, budget=budget, explain=explain, how_to_key=HOW_TO_KEY)
