@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from clouds.aws.server import aws, aws_server
+from clouds.aws.server import aws, aws_server, aws_state
 from clouds.machine import machines
 from clouds.postgres import postgres
 from clouds.seaweedfs import seaweedfs
 
-__all__ = ["aws", "aws_server", "machines", "postgres", "seaweedfs"]
+__all__ = ["aws", "aws_server", "aws_state", "machines", "postgres", "seaweedfs"]
 
 # Prices that need no key are asked for by every plan. No test asks a real vendor; a stand-in's address is a setting.
 os.environ["RUNPOD_API_BASE_URL"] = "http://127.0.0.1:9"

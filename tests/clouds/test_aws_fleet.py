@@ -21,8 +21,8 @@ QUERY = OfferQuery(gpu="L4", gpu_count=1, infra=("aws/us-east-1",), markets=(Mar
 
 
 @pytest.fixture
-def provider(aws: Aws, tmp_path: Path) -> AwsProvider:
-    return AwsProvider(aws.settings(), tmp_path)
+def provider(aws: Aws, aws_state: Path) -> AwsProvider:
+    return AwsProvider(aws.settings(), aws_state)
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ KINDS: Mapping[str, type[Exception]] = {
 
 
 @pytest.fixture
-def provider(aws: Aws, tmp_path: Path) -> AwsProvider:
-    return AwsProvider(aws.settings(), tmp_path)
+def provider(aws: Aws, aws_state: Path) -> AwsProvider:
+    return AwsProvider(aws.settings(), aws_state)
 
 
 def spot_offer(provider: AwsProvider, zone: str = "us-east-1a", kind: str = "g6.xlarge") -> Offer:
@@ -198,8 +198,9 @@ def test_a_region_that_the_organisation_bars_is_skipped_alone(aws: Aws, provider
     assert caught.value.scope == "aws/us-east-1"
 
 
-def test_a_quota_closes_its_scope_after_one_call(aws: Aws, provider: AwsProvider) -> None:
+def test_a_quota_closes_its_scope_after_one_call(aws: Aws, tmp_path: Path) -> None:
     """Case 19: one call in the region, none in its other zones, then elsewhere; on demand has a quota of its own."""
+    provider = AwsProvider(aws.settings(), tmp_path)
     case = inputs.data("cases/inputs/c19_replies.json")
     aws.world.enabled = [case["region"]]
     aws.world.fail("RunInstances", case["reply_each"]["Error"]["Code"], times=1000)
@@ -448,7 +449,8 @@ def test_a_region_that_is_silent_is_an_error(aws: Aws, provider: AwsProvider) ->
         provider.instances()
 
 
-def test_a_barred_region_counts_only_where_something_was_launched(aws: Aws, provider: AwsProvider) -> None:
+def test_a_barred_region_counts_only_where_something_was_launched(aws: Aws, tmp_path: Path) -> None:
+    provider = AwsProvider(aws.settings(), tmp_path)
     provider.launch(request_for(spot_offer(provider)))
     aws.world.fail("DescribeInstances", "UnauthorizedOperation", 403, times=1, region="us-west-2")
     assert len(provider.instances()) == 1

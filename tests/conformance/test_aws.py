@@ -62,13 +62,13 @@ class AwsHand:
 
 class TestAws(ProviderConformance):
     @pytest.fixture
-    def provider(self, aws: Aws, tmp_path: Path) -> Provider:
-        return AwsProvider(aws.settings(), tmp_path)
+    def provider(self, aws: Aws, aws_state: Path) -> Provider:
+        return AwsProvider(aws.settings(), aws_state)
 
     @pytest.fixture
     def query(self) -> OfferQuery:
         return OfferQuery(gpu="L4", gpu_count=1, cpus=2)
 
     @pytest.fixture
-    def hand(self, aws: Aws, tmp_path: Path) -> AwsHand:
-        return AwsHand(aws, tmp_path)
+    def hand(self, aws: Aws, aws_state: Path) -> AwsHand:
+        return AwsHand(aws, aws_state)

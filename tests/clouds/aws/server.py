@@ -126,6 +126,12 @@ def aws_server() -> Iterator[Aws]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def aws_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state folder for tests that leave zones, types, list prices and images as they are: learnt once for all."""
+    return tmp_path_factory.mktemp("aws")
+
+
 @pytest.fixture
 def aws(aws_server: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
     """An empty account, and this process's environment pointing at it."""
