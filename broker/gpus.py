@@ -14,12 +14,15 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 # Family: memory, forms, other spellings of the model. A form with memory of its own is written `NVL:94`.
 # Memory as the makers' data sheets have it; of boards with two processors (K80, M60, A16), of one, as drivers count.
 _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
+    "A2": (16, "", ()),
     "A10": (24, "", ()),
     "A10G": (24, "", ()),
     "A16": (16, "", ()),
@@ -27,43 +30,68 @@ _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
     "A40": (48, "", ()),
     "A100": (40, "SXM PCIe", ()),
     "A100-80GB": (80, "SXM PCIe", ()),
+    "A100X": (80, "", ()),
     "A800": (80, "SXM PCIe", ()),
-    "B200": (180, "", ("B200-SXM", "B200-SXM6")),
+    "A800-40GB": (40, "", ("A800-ACTIVE",)),
+    "B200": (180, "", ("B200-SXM", "B200-SXM6", "B200-192GB")),
     "B300": (288, "", ("B300-SXM", "B300-SXM6")),
     "GB200": (186, "", ()),
     "GB300": (288, "", ()),
-    "GH200": (96, "", ("GH200-480GB",)),
+    "GH200": (96, "", ("GH200-480GB", "GH200-120GB")),
+    "GH200-144GB": (144, "", ()),
+    "H20": (96, "", ()),
     "H100": (80, "SXM PCIe NVL:94", ()),
     "H200": (141, "SXM NVL", ()),
+    "H800": (80, "SXM PCIe", ()),
     "K80": (12, "", ()),
+    "L2": (24, "", ()),
     "L4": (24, "", ()),
+    "L20": (48, "", ()),
     "L40": (48, "", ()),
+    "L40G": (24, "", ()),
     "L40S": (48, "", ()),
+    "M40": (24, "", ()),
     "M60": (8, "", ()),
     "P4": (8, "", ()),
     "P40": (24, "", ()),
     "P100": (16, "SXM PCIe", ()),
+    "P100-12GB": (12, "PCIe", ()),
     "T4": (16, "", ()),
     "T4g": (16, "", ()),
     "V100": (16, "SXM PCIe FHHL", ()),
     "V100-32GB": (32, "SXM PCIe", ()),
+    "V100S": (32, "", ()),
+    "GTX1050-Ti": (4, "", ()),
+    "GTX1060": (6, "", ()),
+    "GTX1070": (8, "", ()),
+    "GTX1070-Ti": (8, "", ()),
     "GTX1080": (8, "", ()),
     "GTX1080-Ti": (11, "", ()),
+    "GTX1650": (4, "", ()),
+    "GTX1660": (6, "", ()),
     "GTX1660-SUPER": (6, "", ("GTX1660S",)),
+    "GTX1660-Ti": (6, "", ()),
     "RTX2060": (6, "", ()),
+    "RTX2060-SUPER": (8, "", ("RTX2060S",)),
     "RTX2070": (8, "", ()),
+    "RTX2070-SUPER": (8, "", ("RTX2070S",)),
     "RTX2080": (8, "", ()),
+    "RTX2080-SUPER": (8, "", ("RTX2080S",)),
     "RTX2080-Ti": (11, "", ()),
+    "RTX3050": (8, "", ()),
     "RTX3060": (12, "", ()),
+    "RTX3060-8GB": (8, "", ()),
     "RTX3060-Ti": (8, "", ()),
     "RTX3070": (8, "", ()),
     "RTX3070-Ti": (8, "", ()),
     "RTX3080": (10, "", ()),
+    "RTX3080-12GB": (12, "", ()),
     "RTX3080-Ti": (12, "", ()),
     "RTX3090": (24, "", ()),
     "RTX3090-Ti": (24, "", ()),
     "RTX4060": (8, "", ()),
     "RTX4060-Ti": (8, "", ()),
+    "RTX4060-Ti-16GB": (16, "", ()),
     "RTX4070": (12, "", ()),
     "RTX4070-SUPER": (12, "", ("RTX4070S",)),
     "RTX4070-Ti": (12, "", ()),
@@ -71,21 +99,30 @@ _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
     "RTX4080": (16, "", ()),
     "RTX4080-SUPER": (16, "", ("RTX4080S",)),
     "RTX4090": (24, "", ()),
+    "RTX4090-D": (24, "", ()),
     "RTX5060": (8, "", ()),
     "RTX5060-Ti": (8, "", ()),
+    "RTX5060-Ti-16GB": (16, "", ()),
     "RTX5070": (12, "", ()),
     "RTX5070-Ti": (16, "", ()),
     "RTX5080": (16, "", ()),
     "RTX5090": (32, "", ()),
+    "RTX5090-D": (32, "", ()),
     "TITAN-RTX": (24, "", ()),
     "TITAN-V": (12, "", ()),
+    "TITAN-Xp": (12, "", ()),
     "M4000": (8, "", ()),
+    "P2000": (5, "", ()),
     "P4000": (8, "", ()),
+    "P5000": (16, "", ()),
+    "P6000": (24, "", ()),
+    "GV100": (32, "", ()),
     "RTX4000": (8, "", ()),
     "RTX5000": (16, "", ()),
     "RTX6000": (24, "", ()),
     "RTX8000": (48, "", ()),
     "RTXA2000": (6, "", ("A2000",)),
+    "RTXA2000-12GB": (12, "", ("A2000",)),
     "RTXA4000": (16, "", ("A4000",)),
     "RTXA4500": (20, "", ("A4500",)),
     "RTXA5000": (24, "", ("A5000",)),
@@ -96,35 +133,54 @@ _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
     "RTX4500-Ada": (24, "", ()),
     "RTX5000-Ada": (32, "", ("A5000-Ada",)),
     "RTX5880-Ada": (48, "", ()),
-    "RTX6000-Ada": (48, "", ("A6000-Ada",)),
+    "RTX6000-Ada": (48, "", ("A6000-Ada", "RTX-A6000-Ada")),
+    "RTXPRO2000": (16, "", ()),
     "RTXPRO4000": (24, "", ()),
     "RTXPRO4500": (32, "", ()),
     "RTXPRO5000": (48, "", ()),
     "RTXPRO6000": (96, "Server Workstation MaxQ", ()),
     "MI25": (16, "", ()),
+    "MI50": (16, "", ()),
+    "MI100": (32, "", ()),
+    "MI210": (64, "", ()),
     "MI250": (128, "", ("MI250X",)),
+    "MI300A": (128, "", ()),
     "MI300X": (192, "", ()),
     "MI325X": (256, "", ()),
+    "MI355X": (288, "", ()),
+    "RX7900XTX": (24, "", ()),
+    "W7900": (48, "", ("Pro-W7900",)),
     "V520": (8, "", ("Pro-V520",)),
     "Gaudi": (32, "", ("Gaudi-HL-205", "HL-205")),
+    "Gaudi2": (96, "", ()),
+    "Gaudi3": (128, "", ()),
 }
 _FORMS: dict[str, tuple[str, ...]] = {
     "SXM": ("SXM", "SXM2", "SXM3", "SXM4", "SXM5", "NVLINK"),
     "PCIe": ("PCIE",),
     "Server": ("SERVER", "S"),
-    "Workstation": ("WORKSTATION", "WS"),
+    "Workstation": ("WORKSTATION", "WS", "WK"),
     "MaxQ": ("MAXQ", "MAXQWORKSTATION"),
 }
 # Spellings that no rule makes. `H100 80GB HBM3` is what the driver calls the SXM card.
 _ODD = {
-    "H100-SXM": ("H100 80GB HBM3", "H100 HBM3", "H100-MEGA"),
+    "H100-SXM": ("H100 80GB HBM3", "H100 HBM3", "H100-MEGA", "H100-MEGA-80GB"),
+    "RTXPRO6000": ("RTX 6000 PRO",),
     "RTXPRO6000-Server": ("RTX PRO Server 6000",),
     "RTX4000-Ada-SFF": ("RTX4000-SFF-Ada",),
 }
-_VENDORS = {"AMD": ("MI25", "MI250", "MI300X", "MI325X", "V520"), "Intel": ("Gaudi",)}
+_VENDORS = {
+    "AMD": (
+        "MI25", "MI50", "MI100", "MI210", "MI250", "MI300A", "MI300X", "MI325X", "MI355X", "RX7900XTX", "V520", "W7900",
+    ),
+    "Intel": ("Gaudi", "Gaudi2", "Gaudi3"),
+}  # fmt: skip
 _VENDOR_WORDS = re.compile(r"^(NVIDIA|AMD|INTEL|TESLA|QUADRO|GEFORCE|INSTINCT|RADEON)+")
 _FILLING = re.compile(r"GENERATION|EDITION|BLACKWELL|GPU|(?<=\d)OAM|(?<=X)OAM")
-_SEPARATORS = re.compile(r"[\s_()-]+")
+_SEPARATORS = re.compile(r"[\s_()\[\]{}\"'®™-]+")
+# Read only where the whole name is unknown: the kind of memory, and consumer cards without RTX or GTX.
+_MEMORY_KIND = re.compile(r"HBM\dE?$|GDDR\dX?$")
+_BARE = re.compile(r"(?:(?P<rtx>[2345]0\d0)|(?P<gtx>1[06]\d0))(?:TI|SUPER|S|D)*|\d{4}ADA")
 _SELECTOR = re.compile(r"(?:(?P<vendor>[a-z]+):)?(?P<size>\d+(?:\.\d+)?)\s*Gi?B(?P<more>\+)?", re.IGNORECASE)
 _AMOUNT = re.compile(r"-\d+GB$")
 _SHORT = 0.92
@@ -174,7 +230,15 @@ def _table() -> tuple[dict[str, Card], dict[str, Card]]:
 
 
 def _folded(name: str) -> str:
-    return _FILLING.sub("", _VENDOR_WORDS.sub("", _SEPARATORS.sub("", name.upper())))
+    plain = unicodedata.normalize("NFKC", _SEPARATORS.sub("", name)).upper()
+    return _FILLING.sub("", _VENDOR_WORDS.sub("", plain))
+
+
+def _second_readings(folded: str) -> Iterator[str]:
+    """What an unknown name may mean without doubt."""
+    yield _MEMORY_KIND.sub("", folded)
+    if (bare := _BARE.fullmatch(folded)) is not None:
+        yield f"{'GTX' if bare['gtx'] else 'RTX'}{folded}"
 
 
 _CARDS, _KNOWN = _table()
@@ -199,7 +263,7 @@ def card(name: str, memory: float = 0.0) -> Card:
     `canonical`.
     """
     folded = _folded(name)
-    found = _KNOWN.get(folded)
+    found = _KNOWN.get(folded) or next((_KNOWN[name] for name in _second_readings(folded) if name in _KNOWN), None)
     if found is None:
         if folded.startswith("TPU"):
             raise ValueError(f"{name.strip()!r} is a TPU; only GPUs can be asked for")

@@ -106,7 +106,8 @@ def test_the_case_of_units() -> None:
     [("A100", 81920, "A100-80GB"), ("A100", 40960, "A100"), ("A100 SXM", 80, "A100-80GB-SXM"),
      ("A100-80GB", 40, "A100"), ("H100", 95830, "H100-NVL"), ("H100", 81559, "H100"),
      ("V100", 32768, "V100-32GB"), ("RTX4090", 49140, "RTX4090"),
-     ("RTX3060", 8192, "RTX3060"), ("L4", 5722, "L4")],
+     ("RTX3060", 8192, "RTX3060-8GB"), ("RTX 4060 Ti", 16380, "RTX4060-Ti-16GB"), ("RTX 4060 Ti", 8188, "RTX4060-Ti"),
+     ("RTX 3080", 12288, "RTX3080-12GB"), ("Tesla P100-PCIE-12GB", 12198, "P100-12GB-PCIe"), ("L4", 5722, "L4")],
 )  # fmt: skip
 def test_of_one_name_sold_with_several_memories_the_reported_one_decides(name: str, reported: int, card: str) -> None:
     assert gpus.card(name, reported).name == card
@@ -186,3 +187,26 @@ def test_real_catalogs_name_known_cards_only() -> None:
             unknown.add(name)
     assert len(seen) > 60
     assert {name for name in unknown if not name.startswith("tpu-")} == set()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "card"),
+    [
+        ("NVIDIA® GeForce RTX™ 4090", "RTX4090"), ("ＲＴＸ　４０９０", "RTX4090"), ("4090", "RTX4090"),
+        ("1080 Ti", "GTX1080-Ti"),
+        ("A100 [SXM4 80GB]", "A100-80GB-SXM"), ("NVIDIA H200 141GB HBM3e", "H200"), ("6000 Ada", "RTX6000-Ada"),
+        ("RTX 4090 D", "RTX4090-D"), ("NVIDIA RTX A6000 Ada", "RTX6000-Ada"),
+        ("RTX PRO 6000 WK", "RTXPRO6000-Workstation"),
+        ("Tesla V100S-PCIE-32GB", "V100S"), ("AMD Instinct MI210", "MI210"), ("nvidia-h100-mega-80gb", "H100-SXM"),
+    ],
+)  # fmt: skip
+def test_more_of_the_ways_in_which_cards_are_written(spelling: str, card: str) -> None:
+    assert gpus.canonical(spelling) == card
+
+
+@pytest.mark.parametrize(
+    "name", ["6000", "A100-SXM4-80GB MIG 1g.10gb", "RTX 4090 Laptop GPU", "RTX4090Ti", "A100-SXM-64GB", "4090 6000"]
+)
+def test_what_is_another_card_or_no_card_is_not_guessed(name: str) -> None:
+    with pytest.raises(ValueError, match="unknown GPU"):
+        gpus.canonical(name)
