@@ -42,7 +42,8 @@ class Plan:
     """What would be rented for a task, and why. `failures` names providers that did not answer.
 
     home: where the job's snapshots would go. size: bytes of the workdir, None without one. mounts: what else is brought
-    along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for. left:
+    along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for.
+    left_out: what providers' own settings leave out, for people. left:
     the work ahead, with what tells it; prospect: what the policy reckons with. deadline: seconds since the epoch.
     """
 
@@ -55,6 +56,7 @@ class Plan:
     mounts: tuple[Measured, ...] = ()
     fields: tuple[FieldReport, ...] = ()
     balance: str = ""
+    left_out: tuple[str, ...] = ()
     left: Left | None = None
     prospect: Prospect | None = None
     deadline: float | None = None
@@ -410,6 +412,7 @@ def plan(
         mounts=mounts,
         fields=_fields(task),
         balance=_balance(decision, config),
+        left_out=book.left_out_words,
         left=outlook.left,
         prospect=outlook.wish.prospect,
         deadline=due.at if due is not None else None,

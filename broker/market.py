@@ -35,6 +35,13 @@ class OfferBook:
     at: float
     left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
+    @property
+    def left_out_words(self) -> tuple[str, ...]:
+        """`left_out` for people, a line for each reason."""
+        return tuple(
+            f"{name} leaves out {count}: {why}" for name, whys in self.left_out.items() for why, count in whys.items()
+        )
+
 
 @dataclass(slots=True)
 class _Answer:

@@ -104,6 +104,8 @@ def offers_verb(
     found = [offer for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)) if fits(offer, query)]
     for where, problem in book.failures.items():
         screen.warn(f"{where}: {problem}")
+    for told in book.left_out_words:
+        screen.say(told, style="dim")
     if not found:
         raise nothing([query], book.failures)
     if screen.json:
@@ -211,6 +213,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "workdir_bytes": plan.size,
         "failures": dict(plan.failures),
         "balance": plan.balance,
+        "left_out": list(plan.left_out),
         "mounts": [
             {"target": m.mount.target, "source": m.mount.source, "bytes": m.bytes, "files": m.files}
             for m in plan.mounts
@@ -249,6 +252,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("trust", hidden))
     if plan.balance:
         lines.append(("balance", plan.balance))
+    lines += [("left out", text) for text in plan.left_out]
     offer = plan.decision.offer
     if offer is not None and offer.simulated:
         lines.append(("moves", "made while a broker runs here; local is this computer, its money is simulated"))
