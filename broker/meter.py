@@ -128,6 +128,11 @@ class Meter:
     def traits(self) -> Traits:
         return self.provider.traits
 
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks: a simulated account bears any number of them."""
+        return 0.05 if self.traits.simulated else min(self.traits.poll, 5.0)
+
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
         return self._timed("offers", lambda: self.provider.offers(query))
 
@@ -202,7 +207,7 @@ class Meter:
                 tell(f"{self.name} does not answer: {error}")
             if time.monotonic() > deadline:
                 return left
-            time.sleep(min(self.traits.poll, 5.0))
+            time.sleep(self.pause)
         for gone in list(self.tab.running):
             self.tab.settle(gone)
         for job in sorted(self.tab.ledger.open_jobs() & jobs):

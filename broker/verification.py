@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,6 @@ from broker.redaction import Redactor, private_values
 
 QUERIES = (OfferQuery(disk=10.0), OfferQuery(gpu="4GB+", gpu_count=1, disk=10.0))
 """A plain machine where there is one, else the commonest kind with a card."""
-PAUSE = 5.0
-"""Seconds between two looks at an account, at most."""
 KEPT, DIFFERS, NOT_TRIED = "kept", "differs", "not tried"
 SHOWN = 600  # characters of a value
 
@@ -81,7 +79,7 @@ class Account:
         while not condition():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(max(0.0, min(PAUSE, self.meter.traits.poll, deadline - time.monotonic())))
+            time.sleep(max(0.0, min(self.meter.pause, deadline - time.monotonic())))
         return True
 
     def reconnect(self) -> Provider:
@@ -126,10 +124,13 @@ def choose(meter: Meter) -> Trial:
     )
 
 
-def verify(meter: Meter, trial: Trial, config: Config, tell: Callable[[Verdict], None]) -> Verification:
+def verify(
+    meter: Meter, trial: Trial, config: Config, tell: Callable[[Verdict], None], *, only: Collection[str] = ()
+) -> Verification:
     """Run every safe test, one after the other, and end what each has rented. tell: hears each verdict.
 
-    Whatever interrupts it, the caller ends the rest by `meter.end_all`. Raises ConfigError without pytest.
+    only: numbers of sentences, such as L1; all by default. Whatever interrupts it, the caller ends the rest by
+    `meter.end_all`. Raises ConfigError without pytest.
     """
     try:
         from broker.testing.conformance import safe_tests
@@ -138,7 +139,13 @@ def verify(meter: Meter, trial: Trial, config: Config, tell: Callable[[Verdict],
     account = Account(meter, lambda: _anew(meter, config))
     redact = Redactor(private_values(config, meter.name), _public(trial.offer))
     verdicts: list[Verdict] = []
-    for test in safe_tests():
+    tests = safe_tests()
+    if unknown := set(only) - {_sentence(test)[0] for test in tests}:
+        safe = ", ".join(_sentence(test)[0] for test in tests)
+        raise ConfigError(f"no safe sentence has the number {', '.join(sorted(unknown))}", fix=f"these are: {safe}")
+    for test in tests:
+        if only and _sentence(test)[0] not in only:
+            continue
         verdict = _run(test, meter, account, trial, redact)
         verdicts.append(verdict)
         tell(verdict)
@@ -162,13 +169,19 @@ def finished(meter: Meter, trial: Trial, verdicts: list[Verdict], left: tuple[st
     )
 
 
+def _sentence(test: Callable[..., None]) -> tuple[str, str]:
+    """Its number and its text."""
+    number, _, sentence = " ".join((test.__doc__ or "").split()).partition(": ")
+    return number, sentence
+
+
 def _run(test: Callable[..., None], meter: Meter, account: Account, trial: Trial, redact: Redactor) -> Verdict:
     """One test, as pytest would call it, and its machines' end."""
     import pytest
 
     from broker.testing.conformance import ProviderConformance
 
-    number, _, sentence = " ".join((test.__doc__ or "").split()).partition(": ")
+    number, sentence = _sentence(test)
     known = {"provider": meter, "hand": account, "query": trial.query, "offer": trial.offer}
     wanted = test.__code__.co_varnames[1 : test.__code__.co_argcount]
     began = time.monotonic()

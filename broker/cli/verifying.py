@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,9 @@ def verify_verb(
         float, typer.Option("--max-usd", metavar="USD", min=0, help="What it may cost at the very most.")
     ] = 1.0,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the report goes.")] = Path(),
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NUMBER", help="This sentence only, such as L1. Repeatable.")
+    ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Only end what earlier runs may have left.")] = False,
     yes: YesOption = False,
 ) -> int:
@@ -56,7 +59,7 @@ def verify_verb(
     if not _agreed(screen, meter, trial, yes=yes):
         screen.say("nothing was rented")
         return 1
-    return _verified(screen, meter, trial, config, to)
+    return _verified(screen, meter, trial, config, to, only or ())
 
 
 def _agreed(screen: Screen, meter: Meter, trial: Trial, *, yes: bool) -> bool:
@@ -70,7 +73,7 @@ def _agreed(screen: Screen, meter: Meter, trial: Trial, *, yes: bool) -> bool:
     return yes or screen.ask("Go on?", instead="-y")
 
 
-def _verified(screen: Screen, meter: Meter, trial: Trial, config: Config, to: Path) -> int:
+def _verified(screen: Screen, meter: Meter, trial: Trial, config: Config, to: Path, only: Collection[str]) -> int:
     from broker.verification import finished, verify, write
 
     verdicts: list[Verdict] = []
@@ -85,7 +88,7 @@ def _verified(screen: Screen, meter: Meter, trial: Trial, config: Config, to: Pa
     code = 0
     try:
         with _interruptible():
-            verify(meter, trial, config, tell)
+            verify(meter, trial, config, tell, only=only)
     except KeyboardInterrupt:
         screen.say("interrupted: ending what was rented; please wait")
         code = INTERRUPTED
@@ -110,9 +113,7 @@ def _told(screen: Screen, report: Verification, pages: tuple[Path, Path]) -> Non
         screen.line(str(pages[0]))
     else:
         bad = [verdict.number for verdict in report.verdicts if verdict.result == "differs"]
-        said = (
-            f"{len(bad)} sentences differ: {', '.join(bad)}" if bad else "all that was tried is as the adapter expects"
-        )
+        said = f"differs: {', '.join(bad)}" if bad else "all that was tried is as the adapter expects"
         screen.line(f"{said}; about ${report.spent:.4f} for {report.launches} launches")
         screen.say(f"the report is {pages[0]}; please read it before you pass it on")
 
