@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LIMIT = 20_000  # values in one file, aliases counted each time: a few lines of nested aliases can mean billions
 _CORE = "tag:yaml.org,2002:"
+# What is read as it was typed; the others, such as !!binary, stand for something else than their text.
+_TAGS = frozenset({"str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge", "value"})
 
 
 class Problem(NamedTuple):
@@ -123,7 +125,7 @@ def read(text: str, file: str) -> tuple[Value, list[Problem]]:
             file=file,
             line=mark.line + 1 if mark else None,
             column=mark.column + 1 if mark else None,
-            fix="indent with spaces: YAML takes no tabs" if "\t" in _indent(text, mark.line if mark else 0) else "",
+            fix=_advice(what, _indent(text, mark.line if mark else 0)),
         ) from None
     except YAMLError as error:
         position = getattr(error, "position", None)
@@ -143,6 +145,14 @@ def read(text: str, file: str) -> tuple[Value, list[Problem]]:
             f"a task must be a map of fields, not {value.kind}", file=file, line=value.line, column=value.column
         )
     return value, builder.problems
+
+
+def _advice(what: str, indent: str) -> str:
+    if "another document" in what:
+        return "one task in a file: what follows the line `---` belongs into a file of its own"
+    if "mapping values are not allowed" in what:
+        return "text with a colon and a space in it needs quotes, or the block form: `run: |` and the lines below it"
+    return "indent with spaces: YAML takes no tabs" if "\t" in indent else ""
 
 
 def _indent(text: str, line: int) -> str:
@@ -170,8 +180,9 @@ class _Builder:
             self.problems.append(Problem(path, "an alias that contains itself", line=line, column=column))
             return Value(line, column, None)
         tag = str(node.tag)
-        if not tag.startswith(_CORE):
-            self.problems.append(Problem(path, f"the tag {tag} means nothing here", line=line, column=column))
+        if tag.removeprefix(_CORE) not in _TAGS or not tag.startswith(_CORE):
+            shown = tag.replace(_CORE, "!!")
+            self.problems.append(Problem(path, f"the tag {shown} means nothing here", line=line, column=column))
         self.open.add(id(node))
         try:
             return self._filled(node, tag, path, line, column)

@@ -421,7 +421,7 @@ def explained(detail: Any) -> tuple[str, str, str]:
         if advice := _ELSEWHERE.get(plain.replace(".any_of", "").replace(".ordered", "")):
             return field, f"unknown field; {advice}", advice
         known = [info.alias or name for name, info in MODELS[outer].model_fields.items()] if outer in MODELS else []
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
+        near = difflib.get_close_matches(str(path[-1]).strip().lower(), known, n=1)
         if near:
             return field, f"unknown field; did you mean {near[0]}?", f"write `{near[0]}`"
         return field, "unknown field", f"known here: {', '.join(known)}"

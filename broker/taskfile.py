@@ -42,6 +42,7 @@ from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Ta
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
 PLAIN = re.compile(r"[\w./~-]+")  # text that YAML needs no quotes for
 NAMES_FILE = re.compile(r"(?<![\w./~$-])(?:\./)?[\w-][\w./-]*\.\w+")  # relative, with a suffix
+MEANT = re.compile(r"write `(\w+)`")
 PROGRAMS = {".py": "python ", ".sh": "bash ", ".bash": "bash ", ".R": "Rscript ", ".jl": "julia ", ".ipynb": "jupyter "}
 
 
@@ -217,9 +218,10 @@ class _Reader:
         try:
             task = self._built(model)
         except InvalidTaskError as error:
-            said = {problem.field for problem in self.problems}
+            said = self._said_already()
             for problem in error.problems:
-                if not any(_overlap(problem.field, field) for field in said):
+                covering = said | self._meant(said) if problem[1].startswith("is missing") else said
+                if not any(_overlap(problem.field, field) for field in covering):
                     line, column = self.document.place(_steps(problem.field))
                     self.problems.append(problem._replace(line=line, column=column))
         self._check_workdir(model)
@@ -227,6 +229,14 @@ class _Reader:
             unique = dict.fromkeys(self.problems)
             refuse(sorted(unique, key=lambda problem: (problem.line or 0, problem.column or 0)), str(self.path))
         return task
+
+    def _said_already(self) -> set[str]:
+        return {problem.field for problem in self.problems}
+
+    def _meant(self, said: set[str]) -> set[str]:
+        """Fields that are not missing: written wrongly, or asked for only because another one is wrong."""
+        meant = {found[1] for problem in self.problems if (found := MEANT.fullmatch(problem.fix))}
+        return meant | ({"checkpoint"} if {"spot", "resources.use_spot"} & (said | meant) else set())
 
     def _model(self) -> TaskFields:
         """The file's values with their types. What is wrong is noted and left out until the rest is right."""

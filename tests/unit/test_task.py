@@ -444,3 +444,35 @@ def test_a_trust_from_python_is_checked() -> None:
         Task(run="x", spot="never", trust={"B": Trust.CLOUD})
     with pytest.raises(TaskError, match=r"secrets\.A\.trust: must be one of"):
         Task(run="x", spot="never", secrets={"A": "a"}, trust={"A": "anybody"})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("text", "only"),
+    [
+        ("run: x\nspot: nevr\n", "spot: must be 'auto', 'only' or 'never', not 'nevr'"),
+        ("RUN: x\nspot: never\n", "RUN: unknown field; did you mean run?"),
+        ("run: x\nresources: {use_spot: maybe}\n", "resources.use_spot: must be true or false, not 'maybe'"),
+        ("run: !!binary aGVsbG8=\nspot: never\n", "run: the tag !!binary means nothing here"),
+        ("run: !!python/name:os.system\nspot: never\n", "run: the tag !!python/name:os.system means nothing here"),
+    ],
+)
+def test_one_mistake_is_one_line(tmp_path: Path, text: str, only: str) -> None:
+    """What is missing only because of a mistake is not told beside it."""
+    with pytest.raises(TaskError) as raised:
+        read(tmp_path, text)
+    assert str(raised.value).count("\n") == 0
+    assert only in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("run: x\n---\nrun: y\n", "one task in a file"),
+        ("run: echo a: b\n", "needs quotes, or the block form"),
+        ("run: x\nenvs:\n\tA: 1\n", "YAML takes no tabs"),
+    ],
+)
+def test_text_that_is_no_yaml_says_what_to_do(tmp_path: Path, text: str, fix: str) -> None:
+    with pytest.raises(TaskError) as raised:
+        read(tmp_path, text)
+    assert fix in raised.value.fix
