@@ -33,6 +33,15 @@ class Image:
     arch: str = "x86_64"
 
 
+CPU_PARAMETERS = (ECS.format(arch=""), ECS.format(arch="/arm64"))
+GPU_PARAMETERS = tuple(
+    DLAMI.format(arch=arch, driver=driver, system=system)
+    for arch, driver in (("x86_64", "oss"), ("arm64", "oss"), ("x86_64", "proprietary"))
+    for system in SYSTEMS
+)
+"""Not more than the ten that one call takes."""
+
+
 def parameters(machine: MachineType) -> tuple[str, ...]:
     """The SSM parameters of the images for a type, the best first."""
     if machine.gpu is None:
@@ -56,8 +65,8 @@ class Images:
         if own is not None:
             image = self.image(region, own)
             return {machine.name: image for machine in machines if machine.arch == image.arch}
-        wanted = {name for machine in machines for name in parameters(machine)}
-        named = self._named(region, sorted(wanted)) if wanted else {}
+        with_cards = any(machine.gpu is not None for machine in machines)
+        named = self._named(region, GPU_PARAMETERS if with_cards else CPU_PARAMETERS)
         found: dict[str, Image] = {}
         for machine in machines:
             ami = next((named[name] for name in parameters(machine) if name in named), None)
@@ -80,17 +89,14 @@ class Images:
 
         return Image(**self.kept.get(f"image-{region}-{ami}", DAY, fetch))
 
-    def _named(self, region: str, names: list[str]) -> dict[str, str]:
+    def _named(self, region: str, names: tuple[str, ...]) -> dict[str, str]:
         def fetch() -> dict[str, str]:
-            found: dict[str, str] = {}
             with translated(region=region):
-                client = self.account.client("ssm", region)
-                for start in range(0, len(names), 10):  # that one call takes
-                    answer = client.get_parameters(Names=names[start : start + 10])
-                    found |= {one["Name"]: one["Value"] for one in answer["Parameters"]}
-            return found
+                answer = self.account.client("ssm", region).get_parameters(Names=list(names))
+            return {one["Name"]: one["Value"] for one in answer["Parameters"]}
 
-        found = self.kept.get(f"images-{region}-{len(names)}-{names[0]}-{names[-1]}", HOUR / 4, fetch)
+        kind = "gpu" if names is GPU_PARAMETERS else "cpu"
+        found = self.kept.get(f"images-{region}-{kind}", HOUR / 4, fetch)
         if not found:
             raise ProviderError(f"{region} has none of the images {', '.join(names)}", provider=NAME, code="no image")
         return found

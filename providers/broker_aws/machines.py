@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -131,15 +130,16 @@ class Types:
     def __init__(self, account: Account, kept: Kept) -> None:
         self.account, self.kept = account, kept
 
-    def fitting(self, region: str, query: OfferQuery) -> list[MachineType]:
-        """The types that the region has and the query fits, each rented as a whole and not as bare metal."""
+    def pool(self, region: str, query: OfferQuery) -> list[MachineType]:
+        """The region's types of the kind that is asked for, more than fit: what is learnt of them serves other queries.
+
+        None is bare metal; each is rented as a whole.
+        """
         named = named_types(query.infra)
         return [
             machine
             for machine in self._all(region, _filters(query, named), "-".join(named))
-            if machine.fits(query)
-            and not machine.metal
-            and (not named or any(fnmatch.fnmatchcase(machine.name, pattern) for pattern in named))
+            if not machine.metal and (machine.gpu is None) == (query.gpu is None and not query.gpu_count)
         ]
 
     def _all(self, region: str, filters: list[dict[str, Any]], named: str) -> Iterator[MachineType]:

@@ -87,16 +87,17 @@ class Catalogue:
 
     def _region(self, name: str, query: OfferQuery) -> Region:
         """One region's facts; only what everything hangs on is raised."""
-        machines = {machine.name: machine for machine in self.types.fitting(name, query)}
+        pool = self.types.pool(name, query)
+        machines = {machine.name: machine for machine in pool if machine.fits(query)}
         region = Region(name, machines)
         if not machines:
             return region
-        types = sorted(machines)
+        types = sorted(machine.name for machine in pool)
         region.zones = self.zones.of(name)
         region.offered = self.zones.offered(name, types)
         self._list_prices(region, types)
         if Market.SPOT in query.markets:
-            self._spot_prices(region, [name for name in types if "spot" in machines[name].markets])
+            self._spot_prices(region, sorted(name for name, one in machines.items() if "spot" in one.markets))
         try:
             region.images = self.images.of(name, machines.values(), _own_image(query))
         except BrokerError as error:
