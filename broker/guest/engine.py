@@ -100,7 +100,8 @@ class Engine:
 
     def sweep(self, label: str) -> None:
         """Forget what containers with this label have left that have ended. Never raises."""
-        done = self._ask("ps", "--all", "--quiet", "--filter", f"label={label}", "--filter", "status=exited")
+        synced = ("--sync",) if self.is_podman else ()  # one whose monitor was killed looks alive until asked
+        done = self._ask("ps", "--all", *synced, "--quiet", "--filter", f"label={label}", "--filter", "status=exited")
         for name in done.stdout.split():
             self._ask("rm", "--force", name)
 
@@ -118,6 +119,11 @@ class Engine:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return subprocess.CompletedProcess([*self.argv, *arguments], 125, "", str(error))
+
+
+def container_name(job: str, generation: int) -> str:
+    """What a placement's container is called."""
+    return f"spotbroker-{re.sub('[^A-Za-z0-9_.-]', '-', job)}-{generation}"
 
 
 def find(settings: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Engine:

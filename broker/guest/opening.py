@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from broker.guest import environment
 from broker.guest.container import NoPython, TaskContainer, Wanted, unpack_python
 from broker.guest.context import Context
-from broker.guest.engine import Engine, ImageRefused, find
+from broker.guest.engine import Engine, ImageRefused, container_name, find
 from broker.guest.fetch import fetch
 from broker.guest.places import Places
 
@@ -29,7 +28,7 @@ class Opening:
         self.engine = find((offer.get("extra") or {}).get("engine"), c.environ)
         self.wanted = Wanted(
             image=boot.container,
-            name=f"spotbroker-{re.sub('[^A-Za-z0-9_.-]', '-', boot.job)}-{boot.generation}",
+            name=container_name(boot.job, boot.generation),
             mark=environment.mark(boot.job, boot.generation),
             folder=c.folder,
             mounts=places.mounts([*brought, c.folder / "ckpt"]),

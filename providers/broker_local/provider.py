@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.errors import InvalidRequest
+from broker.guest.engine import Engine, container_name
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, State, Traits
 from broker_local import cloud, processes, zones
@@ -111,6 +112,13 @@ class LocalProvider:
             machine.drop_disk()
         elif not machine.wake():
             self._bury(machine, time.time())
+        self._remove_container(machine)
+
+    def _remove_container(self, machine: Machine) -> None:
+        """Its container's monitor was killed with it, so the engine still keeps what the container has left."""
+        name = machine.record().get("container")
+        if name and self.settings.engine is not None:
+            Engine(self.settings.engine[0]).remove(name)
 
     def notice(self, instance: Instance) -> Notice | None:
         """The notice of one machine; None without one and for an unknown id."""
@@ -150,6 +158,7 @@ class LocalProvider:
             "hourly": offer.hourly,
             "tags": dict(request.tags),
             "keep_disk": self.settings.keep_disks,
+            "container": container_name(request.job, request.generation) if request.container else None,
             "tmp": str(self._tmp(machine_id)),
         }
 

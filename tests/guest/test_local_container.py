@@ -85,7 +85,7 @@ def test_a_job_in_a_container_moves_when_its_machine_is_taken_back(tmp_path, pod
     worker = threading.Thread(target=lambda: ended.append(broker.run(task)))
     worker.start()
     machines = tmp_path / "state" / "local" / "machines"
-    wait_for(lambda: podman.running(), 60)
+    wait_for(podman.running, 60)
     wait_for(lambda: [job for job in broker.jobs() if any(e.kind == "snapshot" for e in job.events())], 60)
     take_back(machines.parent, next(machines.iterdir()).name, "vast")
     worker.join(90)
