@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from urllib.parse import quote, quote_plus
 
 LEAST = 4  # values shorter than this are left: masking "on" or "1" would hide the log itself
 LEAST_LINE = 2 * LEAST  # and shorter lines of a longer value: its lines are often common words
@@ -25,10 +27,23 @@ def _unmasked(value: str) -> bool:
     )
 
 
-class Mask:
-    """One stream's mask. Values of several lines are also masked line by line, since logs are read by lines.
+def _spellings(value: str) -> set[bytes]:
+    """A value as programs print it inside other text."""
+    written = (
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        quote(value, safe="", errors="surrogateescape"),
+        quote_plus(value, errors="surrogateescape"),
+    )
+    return {text.encode("utf-8", "surrogateescape") for text in written}
 
-    Known limit: a value inside base64, an escape or another encoding is not found.
+
+class Mask:
+    """One stream's mask. Values of several lines are also masked line by line, since logs are read by lines, and every
+    value also as JSON, URLs and Python's `repr` write it.
+
+    Known limit: a value inside base64 or another encoding is not found.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -42,7 +57,7 @@ class Mask:
         raw = set(self.values)
         for value in values:
             data = value.encode("utf-8", "surrogateescape")
-            raw |= {data, data.strip()}
+            raw |= {data, data.strip(), *_spellings(value), *_spellings(value.strip())}
             if b"\n" in data:
                 raw |= {line.strip() for line in data.splitlines() if len(line.strip()) >= LEAST_LINE}
         self.values = sorted((v for v in raw if len(v) >= LEAST), key=lambda v: (-len(v), v))

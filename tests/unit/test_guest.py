@@ -10,6 +10,7 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
@@ -91,6 +92,16 @@ def test_the_mask_holds_back_only_what_may_be_a_value():
     assert mask.feed(b"s on\n") == b"secrets on\n"
     assert mask.feed(b"line one second line\n") == b"*** ***\n"
     assert Mask([]).feed(b"anything") == b"anything"
+
+
+def test_values_are_masked_as_other_text_quotes_them() -> None:
+    secret, key = 'p@ss "wörd"/0005', "-----BEGIN-----\nabcDEFghi0001\n-----END-----"
+    mask = Mask([secret, key])
+    for shown in (json.dumps(secret), json.dumps({"k": key}, ensure_ascii=False), repr(key), repr({"k": secret})):
+        assert b"0005" not in mask.text(shown).encode()
+        assert "abcDEFghi0001" not in mask.text(shown)
+    url = f"https://u:{quote(secret, safe='')}@host/?p={quote_plus(secret)}&q=kept"
+    assert mask.text(url) == "https://u:***@host/?p=***&q=kept"
 
 
 def test_the_earlier_of_boot_and_store_time_ends_the_machine():
