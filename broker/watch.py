@@ -27,6 +27,7 @@ from broker.world import World
 
 WANTS_POLL = 0.5
 ACCESS_GRACE = 1800.0
+SAID = {"waiting": "waiting for its predecessor's program to end", "pulling": "the task's image is brought"}
 ACCESS_POLL = 15.0  # the shortest access lasts a quarter of an hour
 ONE_BY_ONE = 30.0
 TROUBLE_AFTER = 3
@@ -372,8 +373,8 @@ def note_beat(world: World, job: str, generation: int, before: Mapping[str, Any]
         store.first(job, generation, first_beat_at=data.get("at", now))
         say("booted", "the guest has started")
     state = data.get("state")
-    if state != before.get("state") and state in ("setup", "waiting", "restoring", "running"):
-        say(state, {"waiting": "waiting for its predecessor's program to end"}.get(state, state))
+    if state != before.get("state") and state in ("pulling", "setup", "waiting", "restoring", "running"):
+        say(state, SAID.get(state, state))
     if data.get("program_started_at") and not before.get("program_started_at"):
         store.first(job, generation, program_at=data["program_started_at"])
     if data.get("first_step") is not None and before.get("first_step") is None:

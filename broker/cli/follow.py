@@ -33,6 +33,7 @@ SILENT = {"booted", "first_step", "closed", "submitted", "terminated", "confirme
 """Events that tell a person nothing that another one does not."""
 
 STATES = {
+    "pulling": "the task's image is brought",
     "setup": "the task's setup runs",
     "restoring": "the newest snapshot is put back",
     "running": "the program runs",
@@ -42,7 +43,7 @@ COLORS = {
     "picked": "cyan", "launched": "cyan", "running": "green", "resumed": "green", "notice": "bold yellow",
     "preempted": "bold red", "lost": "bold red", "refused": "yellow", "nothing": "yellow", "warning": "yellow",
     "unconfirmed": "bold red", "snapshot": "dim", "setup": "blue", "restoring": "magenta", "waiting": "dim",
-    "ended": "bold",
+    "ended": "bold", "pulling": "dim",
 }  # fmt: skip
 
 
