@@ -19,7 +19,7 @@ from broker.outlook import wish_of
 from broker.picking import pick
 from broker.policy.memory import Memory
 from broker.provider import Cause, Instance, LaunchRequest, State
-from broker.purse import LIMITS, extended, first_end, purses
+from broker.purse import LIMITS, extended, paid_for
 from broker.reaction import UNCONFIRMED_AFTER, settled
 from broker.state import HANDOVER, SETTLING, Held, JobState, Outcome, Retiring
 from broker.store import JobRow, PlacementRow
@@ -148,7 +148,7 @@ def _held(
         latest=request.latest,
     )
     task = Task.from_json(world.store.job(state.job).task)
-    held = _paid_for(held, state, task, world, simulated=offer.simulated)
+    held = paid_for(held, state, task, world)
     word = "adopted" if adopted else "launched"
     world.store.event(
         state.job,
@@ -174,16 +174,6 @@ def _held(
     state = state.to("watch", live=held, not_before=None, then="pick")
     dear = task.max_price is not None and instance.hourly > task.max_price * (1 + 1e-6)
     return _too_dear(state, held, task, world) if dear else state
-
-
-def _paid_for(held: Held, state: JobState, task: Task, world: World, *, simulated: bool) -> Held:
-    """With the end that the budgets allow at the price that is really charged, where that is above the offer's."""
-    now = world.clock()
-    limiting = purses(task, state, world, simulated=simulated, but=held.generation)
-    end = first_end(limiting, max(held.hourly, held.bid or 0.0), now)
-    if end is None or end[0] >= held.end_by:
-        return held
-    return replace(held, end_by=end[0], end_why=end[1])
 
 
 def _makes_room(state: JobState, old: Held, now: float) -> JobState:

@@ -159,11 +159,15 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     offer, generation, now = decision.offer, state.generation + 1, world.clock()
     assert offer is not None
     limiting = purses(task, state, world, simulated=offer.simulated, but=generation)
-    end = first_end(limiting, offer.hourly, now)
+    hazard = outlook.hazard(offer, now)
+    highest = bid(decision, outlook.wish, hazard)
+    end = first_end(limiting, max(offer.hourly, highest or 0.0), now)
     worth = least(world, simulated=offer.simulated) if state.live is None else HANDOVER
     if end is not None and end[0] - now < worth:
         return _spent(state, limiting, end[1], world)
-    terms = _terms(decision, outlook, end, now)
+    ends = [end] if end is not None else []
+    ends += [(outlook.due.at, "deadline")] if outlook.due is not None else []
+    terms = Terms(tuple(ends), highest, hazard, outlook.measured.save)
     resources = task.resources[decision.alternative]
     request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world, terms)
     intent = PlacementRow(
@@ -192,14 +196,6 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
         decided_at=now,
     )
     return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
-
-
-def _terms(decision: Decision, outlook: Outlook, end: tuple[float, str] | None, now: float) -> Terms:
-    best, due = decision.ranked[0], outlook.due
-    ends = [end] if end is not None else []
-    ends += [(due.at, "deadline")] if due is not None else []
-    hazard = best.finish.hazard if best.finish is not None else outlook.hazard(best.offer, now)
-    return Terms(tuple(ends), bid(decision, outlook.wish, hazard), hazard, outlook.measured.save)
 
 
 def _guard(limiting: list[Purse], state: JobState, request: LaunchRequest, now: float) -> dict[str, Any]:

@@ -50,6 +50,19 @@ def first_end(found: Sequence[Purse], hourly: float, now: float) -> tuple[float,
     return min(ends(found, hourly, now), default=None)
 
 
+def paid_for(held: Held, state: JobState, task: Task, world: World) -> Held:
+    """The job's machine, with the end that the budgets allow at what it really costs; never a later one."""
+    now = world.clock()
+    simulated = _simulated(world.store.placement(state.job, held.generation))
+    limiting = purses(task, state, world, simulated=simulated, but=held.generation)
+    billed = Bill(held.hourly, held.launched_at, now, over=True)
+    found = [replace(purse, bills=(*purse.bills, billed)) for purse in limiting]
+    end = first_end(found, max(held.hourly, held.bid or 0.0), now)
+    if end is None or end[0] >= held.end_by:
+        return held
+    return replace(held, end_by=end[0], end_why=end[1])
+
+
 def extended(state: JobState, task: Task, world: World) -> JobState:
     """The state with its live machine's end moved to what the budgets allow now; never to an earlier moment.
 

@@ -15,10 +15,10 @@ from broker.offer import Market, Offer
 from broker.outlook import Outlook, outlook_of
 from broker.picking import decided, mourn
 from broker.policy.bid import limit, raised
-from broker.policy.decision import Candidate, Decision, money
+from broker.policy.decision import Decision, money
 from broker.policy.timing import Choice
 from broker.provider import ChangesBid, Instance, LaunchRequest, State
-from broker.purse import extended
+from broker.purse import extended, paid_for
 from broker.reaction import Limits, Seen, leave
 from broker.state import Held, JobState
 from broker.task import Task
@@ -52,7 +52,7 @@ def weigh(state: JobState, world: World) -> JobState:
     outlook = _reckonable(outlook_of(row, task, state, world), state, world)
     outlook, decision = decided(state, outlook, world, weighing=True)
     if spot:
-        return _bid(stay, live, decision, outlook, world)
+        return _bid(stay, live, decision, outlook, task, world)
     if task.spot != "auto":
         return stay
     return _better(stay, live, decision, outlook, world)
@@ -96,14 +96,17 @@ def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, wo
     return stay.to("pick", heading=best.offer.key)
 
 
-def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, world: World) -> JobState:
+def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, task: Task, world: World) -> JobState:
     """Bid more for the machine that runs, where its price nears the bid and staying is still the cheapest."""
     mine = next((c for c in decision.ranked if c.offer.key == live.offer), None)
-    if mine is None or live.bid is None:
+    if mine is None:
         return stay
+    disk = mine.offer.disk_price
+    standing = live.hourly - disk if live.bid is None else live.bid
     hazard = mine.finish.hazard if mine.finish is not None else outlook.hazard(mine.offer, world.clock())
     others = [c for c in decision.ranked if c is not mine]
-    new = raised(live.bid, limit(mine, others, outlook.wish.prospect, hazard, running=True), _floor(mine))
+    highest = limit(mine, others, outlook.wish.prospect, hazard, running=True) - disk
+    new = raised(standing, highest, float(mine.offer.extra.get("bid_floor", mine.offer.price)))
     if new is None:
         return stay
     try:
@@ -113,17 +116,15 @@ def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, world
             stay.job, "warning", f"{live.provider} did not take a higher bid: {error}", generation=live.generation
         )
         return stay
-    _say(stay, world, f"bids {money(new)} instead of {money(live.bid)} for {live.where}: a move would cost more")
-    return replace(stay, live=replace(live, bid=new))
-
-
-def _floor(candidate: Candidate) -> float:
-    """What the machine goes for now, USD per hour."""
-    return max(candidate.cost, float(candidate.offer.extra.get("bid_floor", 0.0)))
+    _say(stay, world, f"bids {money(new)} instead of {money(standing)} for {live.where}: a move would cost more")
+    # The hours before at the old price are booked at the new one: never too low, and a budget holds.
+    world.store.update_placement(stay.job, live.generation, hourly=new + disk)
+    dearer = replace(live, bid=new, hourly=new + disk)
+    return replace(stay, live=paid_for(dearer, stay, task, world))
 
 
 def _changes_bids(held: Held, world: World) -> bool:
-    return held.bid is not None and isinstance(world.provider(held.provider), ChangesBid)
+    return held.offer.endswith(f"/{Market.SPOT}") and isinstance(world.provider(held.provider), ChangesBid)
 
 
 def _offer(state: JobState, world: World) -> Offer:

@@ -6,7 +6,9 @@ offer's extra: RunPod, Vast) nothing is bid here: the adapter bids the offer's p
 bound a bid: the price at which finishing on the next best offer, the move to it included, would cost less; and the same
 machine on demand, above which nobody should pay for one that can be taken back.
 
-Money is USD per hour of the whole machine.
+More is bid for a machine that runs, where it would be lost otherwise and that is dearer (`raised`).
+
+Money is USD per hour of the whole machine: with its disk where the bid is a limit, without where it is paid.
 """
 
 from __future__ import annotations
@@ -23,15 +25,21 @@ HORIZON = 4.0
 """Hours over which a move is written off where the work left is not known."""
 WORTH_RAISING = 0.02
 """A raise by less, as a share of the bid, changes nothing."""
+ABOVE = 0.1
+"""The share by which a paid bid is raised above what the machine goes for: it is not to be outbid at once again."""
+LIMITS = ("aws", "azure")
+"""Providers where a bid is a limit (EC2's MaxPrice, Azure's maxPrice); elsewhere an offer says so by `bid_limit`."""
 
 
 def bid(decision: Decision, wish: Wish, hazard: float) -> float | None:
-    """The bid for the chosen offer; None on demand, and where the offer's own price is what is bid and paid.
+    """The bid for the chosen offer; None where nothing is bid, and where the offer's own price is bid and paid.
 
     hazard: losses per hour that are expected of it.
     """
     offer = decision.offer
     if offer is None or offer.market is not Market.SPOT or offer.extra.get("pays_bid"):
+        return None
+    if offer.provider not in LIMITS and not offer.extra.get("bid_limit"):
         return None
     return limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard)
 
@@ -66,8 +74,8 @@ def moved(other: Candidate, work: float, prospect: Prospect | None, restart: flo
 def raised(standing: float, highest: float, floor: float) -> float | None:
     """The new bid for a running machine whose price nears what was bid; None where it stays or the machine is left.
 
-    standing: what is bid now. highest: `limit` now. floor: what the machine goes for now.
+    standing: what is bid now, and paid. highest: `limit` now. floor: what the machine goes for now. All without disk.
     """
-    if floor <= standing * (1 - WORTH_RAISING) or highest <= standing * (1 + WORTH_RAISING):
+    if floor <= standing * (1 - WORTH_RAISING) or highest <= standing * (1 + WORTH_RAISING) or highest < floor:
         return None
-    return highest if highest >= floor else None
+    return min(highest, max(floor, standing) * (1 + ABOVE))

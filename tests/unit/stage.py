@@ -7,18 +7,17 @@ The guest is played: its beats say what a guest would say at that moment. All el
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker import errors
 from broker.config import Config
 from broker.contract import wrap
 from broker.engine import PHASES
 from broker.job import Job, submit
 from broker.market import Marketplace
 from broker.offer import Market, Offer
-from broker.provider import Cause, Instance, LaunchRequest, State
+from broker.provider import Instance, LaunchRequest, State
 from broker.reaction import Beat, Limits, Seen, react, wake_at
 from broker.state import JobState
 from broker.store import open_store
@@ -118,7 +117,7 @@ class Stage:
             return False
         if state.phase == "watch":
             seen = self._seen(state)
-            limits = Limits(max_moves=int(self.store.job(job.id).task["max_moves"]))
+            limits = Limits(silence=4 * 3600.0, max_moves=int(self.store.job(job.id).task["max_moves"]))
             following = react(state, seen, limits)
             if following is None:
                 self._wait(state, seen, limits)
@@ -190,7 +189,7 @@ class Stage:
         return Seen(now, want, instances=instances, beats=beats, finals=finals, parents={})
 
     def _play(self, state: JobState, guest: Guest, machine: Instance | None, now: float) -> None:
-        """What the program has done by now: it starts once no other runs, and ends by itself, its order or its machine."""
+        """What the program has done by now. It starts once no other runs; it, its order or its machine ends it."""
         gone = machine is None or machine.state in (State.TERMINATED, State.STOPPED)
         if gone:
             ended = machine.ended_at if machine is not None and machine.ended_at is not None else now

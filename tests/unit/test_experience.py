@@ -163,6 +163,7 @@ def test_a_job_teaches_the_next_one(stage: Stage) -> None:
 
 
 def test_work_left_comes_from_progress(stage: Stage) -> None:
+    stage.at_tick = lambda now: now + 60.0
     job = stage.submit(work=None, resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
     stage.run(job, until=lambda: stage.clock() > START + HOUR)
     found = outlook_of(job.row, job.task, stage.state(job), stage.world).left
