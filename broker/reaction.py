@@ -176,7 +176,11 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
             by = min(entry.terminate_at, seen.now + LAST_SAVE)
             entry = replace(entry, order="end" if ends else "retire", terminate_at=by)
         if over is not None and entry.gone_at is None:
-            entry = replace(entry, gone_at=over[0], cause=str(over[1]) if over[1] else entry.cause)
+            ended_at, cause = over
+            if seen.instances.get(entry.generation) is None and entry.terminated_at is not None:
+                # Listed no more: it cost something until its end was accepted, not until two lists had left it out.
+                ended_at = min(ended_at, entry.terminated_at)
+            entry = replace(entry, gone_at=ended_at, cause=str(cause) if cause else entry.cause)
         if seen.want == "stop-now" and entry.terminate_at > seen.now:
             entry = replace(entry, terminate_at=seen.now)
         if closed and not entry.closed:

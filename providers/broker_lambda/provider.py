@@ -28,7 +28,7 @@ class LambdaProvider:
     traits = Traits(
         token=False,
         list_lag=30.0,
-        poll=15.0,  # of one request a second for all that the key is used for
+        poll=10.0,
         boot_limit=1800.0,
         notice=None,
         outside_limit="",  # nothing ends a machine but the broker

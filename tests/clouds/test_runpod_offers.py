@@ -120,6 +120,7 @@ def test_prices_are_for_the_whole_pod(cloud: RunPod, tmp_path: Path) -> None:
     assert spot.disk_price == pytest.approx(100 * 0.10 / 730)
     assert (spot.extra["on_demand"], spot.extra["bid_floor"]) == (pytest.approx(1.76), pytest.approx(1.12))
     assert (spot.notice, on_demand.notice) == (5.0, None)
+    assert spot.extra["pays_bid"], "the policy must not bid more than it reckoned with"
 
 
 def test_more_cards_than_any_machine_has_are_not_offered(cloud: RunPod, tmp_path: Path) -> None:

@@ -159,6 +159,25 @@ def test_a_preempted_machine_needs_no_waiting() -> None:
     assert (after.go, after.retiring[0].gone_at, after.retiring[0].cause) == (True, NOW - 3, "preempted")
 
 
+@pytest.mark.parametrize(
+    ("listed", "terminated_at", "gone_at"),
+    [
+        (None, NOW - 30, NOW - 30),
+        (None, None, NOW),
+        (instance(State.TERMINATED, cause=Cause.BROKER, ended_at=NOW - 20), NOW - 30, NOW - 20),
+        (instance(State.TERMINATED, cause=Cause.BROKER), NOW - 30, NOW),
+    ],
+)
+def test_what_is_listed_no_more_cost_nothing_after_its_end_was_accepted(
+    listed: Instance | None, terminated_at: float | None, gone_at: float
+) -> None:
+    entry = Retiring(held(), "moved", "retire", since=NOW - 60, terminate_at=NOW - 50, terminated_at=terminated_at)
+    state = job(live=held(2), generation=2, retiring=(entry,))
+    after = react(state, Seen(NOW, instances={1: listed, 2: instance(id="m-2")}, beats={2: beat()}), LIMITS)
+    assert after is not None
+    assert after.retiring[0].gone_at == gone_at
+
+
 def test_ended_by_hand_is_not_relaunched() -> None:
     gone = {1: instance(State.TERMINATED, cause=Cause.USER)}
     after = react(job(), Seen(NOW, instances=gone, finals={1: NOTHING}), LIMITS)
