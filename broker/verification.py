@@ -75,11 +75,12 @@ class Account:
         self.meter, self.reopen = meter, reopen
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+        tab = self.meter.tab
+        deadline = tab.clock() + seconds
         while not condition():
-            if time.monotonic() >= deadline:
+            if tab.clock() >= deadline:
                 return False
-            time.sleep(max(0.0, min(self.meter.pause, deadline - time.monotonic())))
+            tab.sleep(max(0.0, min(self.meter.pause, deadline - tab.clock())))
         return True
 
     def reconnect(self) -> Provider:

@@ -1,0 +1,73 @@
+"""`broker verify` runs its part of the suite against the marketplaces' stand-ins, and leaves nothing there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clouds.lambda_cloud.cloud import Lambda
+from clouds.runpod.cloud import RunPod
+from clouds.vast.account import Account, Host
+from clouds.vast.server import VastServer
+
+from broker import registry
+from broker.config import Config
+from broker.meter import Ledger, Meter, Tab
+from broker.provider import State
+from broker.verification import DIFFERS, KEPT, Verdict, choose, markdown, verify
+
+QUICKER = 200.0
+"""Seconds of an account's time in one of ours: the stand-ins boot machines in an instant."""
+
+
+def opened(name: str, state: Path, **settings: Any) -> tuple[Meter, Config]:
+    config = Config(state=state, file=state / "config.toml", providers={name: settings})
+    registry.forget(name)
+    tab = Tab(
+        Ledger(state / "log"), 100.0,
+        clock=lambda: time.monotonic() * QUICKER, sleep=lambda seconds: time.sleep(max(0.01, seconds / QUICKER)),
+    )  # fmt: skip
+    return Meter(registry.get(name, config), tab), config
+
+
+@pytest.fixture
+def runpod(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
+    cloud = RunPod()
+    cloud.enforce = False  # its quota is by the minute, and ours are shorter here
+    cloud.start()
+    yield opened("runpod", tmp_path, api=cloud.url, key="rpa_TESTKEY")
+    cloud.close()
+
+
+@pytest.fixture
+def lambda_(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
+    cloud = Lambda()
+    cloud.start()
+    yield opened("lambda", tmp_path, api=cloud.api, key="secret_TESTKEY", pace=cloud.pace)
+    cloud.close()
+
+
+@pytest.fixture
+def vast(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
+    account = Account(boot=0.05)
+    account.add(*(Host(31_550_000 + n, 40_100 + n, 9_000 + n, dph=0.36 + n / 100, parts=4) for n in range(3)))
+    with VastServer(account, scale=0.002) as server:
+        yield opened("vast", tmp_path, api=server.url, key=account.key, pace=0.01)
+
+
+@pytest.mark.parametrize("name", ["runpod", "lambda_", "vast"])
+def test_a_marketplace_is_verified_and_nothing_is_left(name: str, request: pytest.FixtureRequest) -> None:
+    meter, config = request.getfixturevalue(name)
+    verdicts: list[Verdict] = []
+    report = verify(meter, choose(meter), config, verdicts.append)
+    assert [(v.number, v.detail) for v in verdicts if v.result == DIFFERS] == []
+    assert {v.number for v in verdicts if v.result == KEPT} >= {"O1", "L1", "L6", "I1", "I2", "T1", "T2", "N1"}
+    assert {v.number for v in verdicts if v.result not in (KEPT, DIFFERS)} <= {"L2", "L4", "L5"}, "they have no token"
+    assert not [i for i in meter.provider.instances() if i.state is not State.TERMINATED]
+    assert not meter.tab.ledger.open_jobs()
+    assert report.ok
+    assert "TESTKEY" not in markdown(report)
+    assert report.launches >= 5
