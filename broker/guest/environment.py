@@ -30,7 +30,9 @@ def program(
     machine: Mapping[str, str], boot: Boot, spec: Spec, *, lib: Path, checkpoint: Path, progress: Path, resumed: bool
 ) -> dict[bytes, bytes]:
     """The whole environment of setup and run, as bytes so that no locale changes a value."""
-    env = {"PYTHONUNBUFFERED": "1", **base(machine), **spec.envs, **boot.secrets}
+    # Weights & Biases draws one curve for a run of one id, so a job is one run over all its machines.
+    curve = {"WANDB_RUN_ID": boot.job, "WANDB_RESUME": "allow"}
+    env = {"PYTHONUNBUFFERED": "1", **curve, **base(machine), **spec.envs, **boot.secrets}
     paths = [p for p in (env.get("PYTHONPATH"), str(lib)) if p]
     env |= {
         "BROKER_CHECKPOINT_DIR": str(checkpoint),

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.command import Cli
+from cli.command import Cli, wait_for
 
 from broker import bundled
 
@@ -22,11 +22,12 @@ NEEDS = {
     "torch": ("torch",),
     "hf-finetune": ("torch", "transformers", "accelerate"),
     "lightning": ("lightning",),
+    "jax": ("jax", "optax", "orbax"),
 }
 
 
 def needed(name: str) -> None:
-    for package in NEEDS[name]:
+    for package in NEEDS.get(name, (name,)):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install --group frameworks")
 
@@ -116,3 +117,56 @@ def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
         losses.append(run.metrics()["loss"])
     # Equal but for dropout, which each worker draws for itself.
     assert losses[0] == pytest.approx(losses[1], rel=0.03)
+
+
+CURVE = """\
+name: curve
+workdir: .
+resources: {infra: local}
+envs: {WANDB_MODE: offline, WANDB_SILENT: "true"}
+checkpoint: {path: kept}
+outputs: [runs/*]
+run: exec python3 curve.py
+max_hours: 1
+"""
+CURVE_PROGRAM = """\
+import os, pathlib, signal, sys, time
+import wandb
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+run = wandb.init(project="p", dir=os.environ["BROKER_CHECKPOINT_DIR"])
+state = pathlib.Path(os.environ["BROKER_CHECKPOINT_DIR"], "step")
+step = int(state.read_text()) if state.exists() else 0
+for step in range(step + 1, 31):
+    run.log({"loss": 1 / step}, step=step)
+    new = state.with_name("step.part")
+    new.write_text(str(step))
+    new.replace(state)
+    print("step", step, flush=True)
+    time.sleep(0.2)
+    if asked:
+        run.finish(exit_code=0)
+        sys.exit(143)
+run.finish()
+runs = pathlib.Path("runs")
+runs.mkdir()
+for folder in pathlib.Path(os.environ["BROKER_CHECKPOINT_DIR"], "wandb").glob("offline-run-*"):
+    (runs / folder.name).write_text("")
+"""
+
+
+def test_one_curve_runs_over_all_machines(cli: Cli) -> None:
+    needed("wandb")
+    folder = cli.folder / "curve"
+    folder.mkdir()
+    (folder / "task.yaml").write_text(CURVE)
+    (folder / "curve.py").write_text(CURVE_PROGRAM)
+    cli("run", "curve", "-y", "-d")
+    (row,) = cli.json("ps")
+    wait_for(lambda: [stay for stay in cli.json("show", row["id"])["stays"] if stay["saves"]], "a snapshot")
+    cli("migrate", "curve", "-y", timeout=120)
+    cli("wait", row["id"], timeout=120)
+    cli("pull", row["id"], "--to", str(cli.folder / "out"))
+    runs = [path.name for path in (cli.folder / "out" / "runs").iterdir()]
+    assert len(runs) == 2, runs
+    assert all(name.endswith(f"-{row['id']}") for name in runs), runs
