@@ -74,25 +74,38 @@ def _ranked(
 ) -> tuple[tuple[Candidate, ...], list[Rejected]]:
     """The candidates, best first, and those whose hosts end too early."""
     if reckoned is None:
-        return tuple(sorted(fitting, key=_rank(wish, memory, None))), []
+        return tuple(_sorted(fitting, [_cents(c.cost) for c in fitting], wish, memory)), []
     fitting, ending = reckoned.sift(fitting)
-    return reckoned.shown(sorted(fitting, key=_rank(wish, memory, reckoned))), ending
+    costs = [_cents(reckoned.total(c.offer)) for c in fitting]
+    return reckoned.shown(_sorted(fitting, costs, wish, memory)), ending
 
 
-def _rank(
-    wish: Wish, memory: Memory, reckoned: Reckoning | None
-) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
-    """The task's order where it has one; cheaper, then on-demand, what did not fail last.
+def _sorted(fitting: list[Candidate], costs: list[float], wish: Wish, memory: Memory) -> list[Candidate]:
+    """By the task's order where it has one, then by cost; what is left of a tie is decided by `_tie`.
 
-    Then what is taken back less often, then by name.
+    Ties are few among many offers, so that most are sorted by one number.
     """
+    order = sorted(range(len(fitting)), key=costs.__getitem__)
+    if wish.ordered:
+        order.sort(key=lambda n: fitting[n].alternative)
+    tie, found, start = _tie(memory), [fitting[n] for n in order], 0
+    for end in range(1, len(order) + 1):
+        same = end < len(order) and costs[order[end]] == costs[order[start]]
+        if same and (not wish.ordered or found[end].alternative == found[start].alternative):
+            continue
+        if end - start > 1:
+            found[start:end] = sorted(found[start:end], key=tie)
+        start = end
+    return found
+
+
+def _tie(memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
+    """On-demand first, then what did not fail last, what is taken back less often, and by name."""
     failed = memory.last_failed
 
     def key(candidate: Candidate) -> tuple[float | bool | str, ...]:
         offer = candidate.offer
         return (
-            candidate.alternative if wish.ordered else 0,
-            _cents(reckoned.total(candidate) if reckoned else candidate.cost),
             offer.market is Market.SPOT,
             failed is not None and offer.key == failed,
             offer.interruption or 0.0,
@@ -142,9 +155,10 @@ class _Sieve:
         cooling: list[tuple[Candidate, Cooldown]] = []
         for offer, cost, alternative in self.found:
             beside = usable = None
-            if offer.market is Market.SPOT:
+            if offer.market is Market.SPOT and self.on_demand:
                 beside = self._beside(self.on_demand, offer)
-                usable = self._beside(self.usable_on_demand, offer) if self.wish.spot == "auto" else None
+                if beside is not None and self.wish.spot == "auto":
+                    usable = self._beside(self.usable_on_demand, offer)
             if usable is not None and _cents(cost) >= _cents(usable):
                 reason = f"spot is not cheaper than on-demand here ({money(cost)} against {money(usable)})"
                 self.rejected.append(Rejected(offer, reason, Kind.TIE, cost))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from broker.offer import Market, Offer
 from broker.policy.cost import Cost, Prospect
 from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock
 from broker.policy.hazard import Experience, Hazards
@@ -26,30 +27,35 @@ class Reckoning:
         self.prospect, self.now = prospect, now
         self.after: float | None = None
         self._hazards = Hazards(experience, now, prospect.hours or 0.0)
-        self._timed = not (prospect.checkpoint or prospect.download or prospect.upload)
-        self._hours: dict[tuple[str, str | None, float, bool], float] = {}
+        self._lines: dict[tuple[str, str, str | None, bool, float | None, bool], tuple[float, float]] = {}
 
-    def total(self, candidate: Candidate) -> float:
-        """What `cost` comes to. Where only time is billed it is hours by the price, and one sum serves many offers."""
-        offer = candidate.offer
-        if offer.ends_at is not None or not self._timed or offer.extra:
-            return self.cost(candidate).total
-        kind = (offer.provider, offer.gpu, self._hazards.of(offer), offer.simulated)
-        hours = self._hours.get(kind)
-        if hours is None:
-            hours = self._hours[kind] = self.cost(candidate).hours
-        return hours * (offer.price + offer.disk_price)
+    def total(self, offer: Offer) -> float:
+        """What `cost` comes to. Where nothing but time and the home's egress is billed it is a line over the price, and
+        one reckoning serves all offers of a kind: a market has many offers and few kinds."""
+        if offer.ends_at is not None or offer.extra:
+            return self.cost(offer).total
+        kind = (
+            offer.provider, offer.region, offer.gpu, offer.market is Market.SPOT, offer.interruption, offer.simulated,
+        )  # fmt: skip
+        line = self._lines.get(kind)
+        if line is None:
+            cost = self.cost(offer)
+            line = self._lines[kind] = (cost.total - cost.hours * (offer.price + offer.disk_price), cost.hours)
+        return line[0] + line[1] * (offer.price + offer.disk_price)
 
-    def cost(self, candidate: Candidate) -> Cost:
-        offer = candidate.offer
+    def by_cost(self, offers: Iterable[Offer]) -> list[Offer]:
+        """The offers by what finishing costs with them, the cheapest first."""
+        return sorted(offers, key=self.total)
+
+    def cost(self, offer: Offer) -> Cost:
         return self.prospect.cost(offer, self._hazards.of(offer), self.now, self.after)
 
     def sift(self, fitting: list[Candidate]) -> tuple[list[Candidate], list[Rejected]]:
         """Without the hosts that end too early for the work, where others last."""
-        ending = {id(c) for c in fitting if c.offer.ends_at is not None and self.cost(c).ends}
+        ending = {id(c) for c in fitting if c.offer.ends_at is not None and self.cost(c.offer).ends}
         if not ending or len(ending) == len(fitting):
             return fitting, []
-        self.after = min(self.cost(c).per_hour_of_progress for c in fitting if id(c) not in ending)
+        self.after = min(self.cost(c.offer).per_hour_of_progress for c in fitting if id(c) not in ending)
         kept: list[Candidate] = []
         rejected: list[Rejected] = []
         for candidate in fitting:
@@ -67,7 +73,7 @@ class Reckoning:
 
     def _with(self, candidate: Candidate) -> Candidate:
         c = candidate
-        return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c))
+        return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c.offer))
 
 
 def reckoning(wish: Wish, experience: Experience | None, now: float) -> Reckoning | None:
