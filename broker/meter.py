@@ -204,6 +204,9 @@ class Meter:
                     self.provider.terminate(instance)
                 if not left and self.tab.clock() - began >= self.traits.list_lag:
                     break
+                if not left:  # one more look, once what is listed late is surely listed
+                    self.tab.sleep(began + self.traits.list_lag - self.tab.clock())
+                    continue
             except BrokerError as error:
                 tell(f"{self.name} does not answer: {error}")
             if self.tab.clock() - began > SETTLE + self.traits.list_lag:

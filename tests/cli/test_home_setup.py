@@ -153,6 +153,18 @@ def test_cloudflare(cli: Cli) -> None:
         assert mint(config, config.home, "A", 1, time.time() + 3600).scoped
 
 
+def test_a_store_whose_keys_are_not_as_narrow_as_they_say_is_found_out(cli: Cli) -> None:
+    """Whether R2 holds listings to a key's prefixes is written nowhere."""
+    with r2.running() as account:
+        account.objects.habits = Habits(lists_anything=True)
+        account.bucket("other")
+        args = ("--store", "r2", "--endpoint", account.objects.endpoint, "--account", account.account)
+        done = setup(cli, *args, "--bucket", "jobs", key="parent")
+        assert "it opens other buckets too (other)" in done.stderr
+        assert "a narrow key lists another job's objects" in done.stderr
+        assert written(cli)["home_config"]["mint"] == "none"
+
+
 @pytest.fixture
 def volume() -> Any:
     """As RunPod's: no signed URLs, no bulk delete, no rules, and volumes are made elsewhere."""

@@ -46,6 +46,7 @@ class Habits:
     signed_urls: bool = True
     rules: bool = True
     makes_buckets: bool = True
+    lists_anything: bool = False
 
 
 @dataclass(slots=True)
@@ -345,7 +346,8 @@ class _Call:
 
     def may(self, right: str, name: str | None = None) -> None:
         """Refuse what the key does not allow. name: of an object, or the prefix of a listing."""
-        inside = not self.grant.prefixes or (name is not None and name.startswith(self.grant.prefixes))
+        loose = right == "list" and self.store.habits.lists_anything
+        inside = loose or not self.grant.prefixes or (name is not None and name.startswith(self.grant.prefixes))
         if right not in self.grant.rights or not inside:
             raise Refused(403, "AccessDenied", "not entitled")
 

@@ -36,7 +36,6 @@ def opened(name: str, state: Path, **settings: Any) -> tuple[Meter, Config]:
 @pytest.fixture
 def runpod(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
     cloud = RunPod()
-    cloud.enforce = False  # its quota is by the minute, and ours are shorter here
     cloud.start()
     yield opened("runpod", tmp_path, api=cloud.url, key="rpa_TESTKEY")
     cloud.close()
@@ -58,16 +57,22 @@ def vast(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
         yield opened("vast", tmp_path, api=server.url, key=account.key, pace=0.01)
 
 
-@pytest.mark.parametrize("name", ["runpod", "lambda_", "vast"])
-def test_a_marketplace_is_verified_and_nothing_is_left(name: str, request: pytest.FixtureRequest) -> None:
+# RunPod's quota is by the minute, and the adapter keeps it: the first half of the sentences is within one.
+FEW = ("O1", "O4", "L1", "L6", "I1", "T1")
+
+
+@pytest.mark.parametrize(("name", "only"), [("runpod", FEW), ("lambda_", ()), ("vast", ())])
+def test_a_marketplace_is_verified_and_nothing_is_left(
+    name: str, only: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
     meter, config = request.getfixturevalue(name)
     verdicts: list[Verdict] = []
-    report = verify(meter, choose(meter), config, verdicts.append)
+    report = verify(meter, choose(meter), config, verdicts.append, only=only)
     assert [(v.number, v.detail) for v in verdicts if v.result == DIFFERS] == []
-    assert {v.number for v in verdicts if v.result == KEPT} >= {"O1", "L1", "L6", "I1", "I2", "T1", "T2", "N1"}
+    assert {v.number for v in verdicts if v.result == KEPT} >= set(only or (*FEW, "I2", "T2", "N1"))
     assert {v.number for v in verdicts if v.result not in (KEPT, DIFFERS)} <= {"L2", "L4", "L5"}, "they have no token"
     assert not [i for i in meter.provider.instances() if i.state is not State.TERMINATED]
     assert not meter.tab.ledger.open_jobs()
     assert report.ok
     assert "TESTKEY" not in markdown(report)
-    assert report.launches >= 5
+    assert report.launches >= 3
