@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from broker.job import Plan
 
 BIG_WORKDIR = 500_000_000
+ContainerOption = Annotated[
+    bool,
+    typer.Option("--container", help="On this computer, in a container of the task's image, by docker or podman."),
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
 
 

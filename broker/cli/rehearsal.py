@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.asking import YesOption, big_copies
+from broker.cli.asking import ContainerOption, YesOption, big_copies
 from broker.cli.follow import Follower, Interrupts
 from broker.cli.lines import wrapped
 from broker.cli.offers import EnvOption, TaskArgument
@@ -67,6 +67,7 @@ def rehearse_verb(
         float | None, typer.Option("--max-usd", metavar="USD", help="With --on: what it may cost in all, at most.")
     ] = None,
     env: EnvOption = None,
+    container: ContainerOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's folder, or with --on its home.")] = False,
     yes: YesOption = False,
 ) -> int:
@@ -84,6 +85,8 @@ def rehearse_verb(
         if word not in NOTICES:
             raise Usage(f"no notice is called {word!r}", fix=f"--notice takes one of: {', '.join(NOTICES)}")
     _fitting(on, max_usd, preempt=preempt, seed=seed, notice=notice)
+    if on and container:
+        raise Usage("--container is for this computer: rented machines use the task's image anyway", fix="leave it out")
     loaded = load_task(task, envs=pairs(env))
     for text in loaded.warnings:
         if on or "workdir" in text:  # what is emulated or ignored matters where something is rented
@@ -94,7 +97,7 @@ def rehearse_verb(
         return show_rented(screen, loaded, on, max_usd, notice=(notice or [""])[0], keep=keep, yes=yes)
     refuse_shared(loaded)
     notices = tuple(notice or ("aws", "vast"))
-    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt or 2, notices=notices, seed=seed)
+    rehearsal = Rehearsal.of(loaded, load(), preemptions=preempt or 2, notices=notices, seed=seed, container=container)
     return show(screen, rehearsal, keep=keep, yes=yes)
 
 

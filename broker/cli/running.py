@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.cli.asking import YesOption, consent
+from broker.cli.asking import ContainerOption, YesOption, consent
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption
 from broker.cli.screen import OutputLost, Screen, Usage
 from broker.cli.still import tell_still
@@ -52,6 +52,7 @@ def run_verb(
     outputs: Annotated[
         list[str] | None, typer.Option("--outputs", metavar="GLOB", help="Of a command: files to keep. Repeatable.")
     ] = None,
+    container: ContainerOption = False,
 ) -> int:
     """Run a task to its end, over all moves.
 
@@ -70,8 +71,12 @@ def run_verb(
         "gpu": gpu, "checkpoint": checkpoint, "cpus": cpus, "memory": memory, "disk": disk, "image": image,
         "setup": setup, "outputs": outputs,
     }  # fmt: skip
+    if container:
+        infra = _in_container(infra)
     wanted = _task_or_command(task, {name: value for name, value in given.items() if value is not None}, spot, env)
     plan = make_plan(screen, wanted, config, spot=spot, max_price=max_price, infra=infra, env=env)
+    if container and not any(wish.image for wish in plan.task.resources):
+        raise Usage(f"{plan.task.name} names no container image", fix="name one as resources.image_id, or --image")
     if dry_run or not (screen.quiet or screen.json):
         show_plan(screen, plan, talk=not dry_run)
     if not (dry_run or yes or screen.quiet or screen.json) and wants_cheaper(screen, plan, config):
@@ -130,6 +135,13 @@ def resume_verb(
             return _detached(screen, job, config)
         screen.say(f"{job.id} taken up again")
         return drive(screen, job, config)
+
+
+def _in_container(infra: list[str] | None) -> list[str]:
+    """The place for --container: this computer and no other, where a task that names an image runs in it."""
+    if infra and any(place.split("/")[0] != "local" for place in infra):
+        raise Usage("--container is for this computer", fix="leave out --infra, or --container")
+    return infra or ["local"]
 
 
 def _task_or_command(

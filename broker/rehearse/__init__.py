@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.config import Config
+from broker.errors import TaskError
 from broker.rehearse.check import Check
 from broker.rehearse.compare import Difference, compared
 from broker.rehearse.hand import NOTICES, SECONDS, Hand, TakeBack
@@ -92,11 +93,11 @@ class Rehearsal:
     @classmethod
     def of(
         cls, task: Task, config: Config, *, preemptions: int = 2, notices: tuple[str, ...] = ("aws", "vast"),
-        seed: int | None = None,
+        seed: int | None = None, container: bool = False,
     ) -> Rehearsal:  # fmt: skip
-        """Prepare one; makes nothing yet. notices: whose way of taking back, in turn.
+        """Prepare one; makes nothing yet. notices: whose way of taking back, in turn. container: in the task's image.
 
-        Raises TaskError for mounts that cannot be had.
+        Raises TaskError for mounts that cannot be had, and for a container of a task that names no image.
         """
         from broker.job import home_of
         from broker.mounts import measure
@@ -104,7 +105,7 @@ class Rehearsal:
         measure(task.file_mounts, config, home_of(task, config), min(resources.disk for resources in task.resources))
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         folder = config.state / "rehearsals" / stamp
-        rehearsed, notes = _adapted(task)
+        rehearsed, notes = _adapted(task, container=container)
         # Disks stay until the rehearsal is over: what a failed one leaves behind is what its user wants to see.
         own = {**config.provider("local"), "root": str(folder / "local"), "keep_disks": True}
         throwaway = dataclasses.replace(
@@ -210,11 +211,19 @@ class Rehearsal:
             return
 
 
-def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
+def _adapted(task: Task, *, container: bool) -> tuple[Task, tuple[str, ...]]:
     """The task as this computer can run it, and what had to be changed for that."""
     wish = task.rehearse
     asked = wish.resources if wish and wish.resources else task.resources
-    notes = [*_unshown(task.resources[0], asked[0])]
+    image = asked[0].image if container else None
+    if container and image is None:
+        raise TaskError(
+            "names no container image to be rehearsed in",
+            file=str(task.source or ""),
+            field="resources.image_id",
+            fix="name one, such as `resources: {image_id: docker:python:3.12}`, or leave out --container",
+        )
+    notes = [*_unshown(task.resources[0], asked[0], bare=image is None)]
     if task.spot == "never" and task.checkpoint is not None:
         notes.append("spot: never is set aside, or there would be nothing to take back")
     wish = task.rehearse
@@ -222,7 +231,7 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
     outputs = (*task.outputs, *(path for path in (wish.compare if wish else ()) if path not in task.outputs))
     adapted = dataclasses.replace(
         task,
-        resources=(Resources(disk=asked[0].disk, infra=("local",)),),
+        resources=(Resources(disk=asked[0].disk, infra=("local",), image=image),),
         spot="never" if task.checkpoint is None else "auto",
         max_price=None,
         ordered=False,
@@ -237,7 +246,7 @@ def _adapted(task: Task) -> tuple[Task, tuple[str, ...]]:
     return adapted, tuple(notes)
 
 
-def _unshown(wanted: Resources, asked: Resources) -> Iterator[str]:
+def _unshown(wanted: Resources, asked: Resources, *, bare: bool) -> Iterator[str]:
     """What a rehearsal on this computer says nothing about."""
     if wanted.gpu:
         count = wanted.gpu_count or 1
@@ -249,8 +258,8 @@ def _unshown(wanted: Resources, asked: Resources) -> Iterator[str]:
                 f"and the gradient scaler come back, {nccl}whether the GPU's memory is enough, nor how long a save of "
                 "the full size takes against a notice"
             )
-    if asked.image:
-        yield f"the image {asked.image} is not used: local machines run bare"
+    if asked.image and bare:
+        yield f"the image {asked.image} is not used; --container runs it in that, by docker or podman"
 
 
 def _pip_cache(task: Task) -> dict[str, str]:

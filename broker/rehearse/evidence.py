@@ -154,7 +154,7 @@ def _saved_when_asked(
     taken_at: float, disk: Path | None, task: Task, own: Sequence[Manifest], cut: Mapping[str, str]
 ) -> bool:
     """Did the program save after SIGTERM, and finish it? Its files' times say, without its disk the snapshots'."""
-    asked = disk / "spotbroker" / "progress.stop" if disk is not None else None
+    asked = disk / "spotbroker" / "task" / "progress.stop" if disk is not None else None
     if disk is None or asked is None or not asked.exists():
         return any(manifest.at > taken_at for manifest in own)
     moment, folder = asked.stat().st_mtime, _checkpoints(disk, task)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
-from cli.command import Cli
+from cli.command import Cli, wait_for
+from clouds.engine import IMAGE, Podman, podman
 from clouds.seaweedfs import SeaweedFS
 
 from broker.home import Access, Home
+
+__all__ = ["podman"]
 
 
 @pytest.mark.slow
@@ -124,3 +128,30 @@ def test_what_is_mounted_from_a_bucket_is_there_while_it_is_rehearsed(cli: Cli, 
     assert "file_mounts.~/data" in refused.stderr
     assert "is empty, or not there" in refused.stderr
     assert "kept" not in refused.stderr
+
+
+def test_a_task_is_rehearsed_in_its_own_container(cli: Cli, podman: Podman) -> None:
+    cli.env |= podman.environ
+    options = json.dumps(podman.settings["run"])
+    (cli.folder / "config.toml").write_text(
+        f"[providers.local]\ncontainer = 'podman'\ncontainer_run = {options}\n", encoding="utf-8"
+    )
+    (cli.folder / "config.toml").chmod(0o600)
+    folder = cli.task(steps=40, pause=0.1)
+    text = (folder / "task.yaml").read_text(encoding="utf-8")
+    text = text.replace("rehearse:", "# rehearse:").replace("{infra: local}", f"{{image_id: 'docker:{IMAGE}'}}")
+    text = text.replace("run: python3", "setup: echo in a container >/made\nrun: cat /made && exec python3")
+    (folder / "task.yaml").write_text(text, encoding="utf-8")
+    done = cli("rehearse", "counter", "--container", "--preempt", "1", "--notice", "vast", code=0)
+    assert "it was taken back once and succeeded" in done.stdout
+    assert "is not used" not in done.stdout + done.stderr
+    assert not Path("/made").exists()
+    wait_for(lambda: not podman.running(), "the end of its containers", 20)
+
+
+def test_without_an_image_there_is_no_container(cli: Cli) -> None:
+    cli.task()
+    refused = cli("rehearse", "counter", "--container", code=78)
+    assert "names no container image to be rehearsed in" in refused.stderr
+    assert "names no container image" in cli("run", "counter", "--container", code=2).stderr
+    assert "--container is for this computer" in cli("run", "counter", "--container", "--infra", "aws", code=2).stderr
