@@ -53,8 +53,8 @@ def weigh(state: JobState, world: World) -> JobState:
     outlook, decision = decided(state, outlook, world, weighing=True)
     if spot:
         return _bid(stay, live, decision, outlook, task, world)
-    if task.spot != "auto":
-        return stay
+    if task.spot != "auto" or state.moves + 1 >= task.max_moves:
+        return stay  # a move that must be made may still come
     return _better(stay, live, decision, outlook, world)
 
 

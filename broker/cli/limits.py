@@ -17,7 +17,7 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("work", f"{plan.left.hours:.3g} h left, by {plan.left.source}"))
     timing, offer = plan.decision.timing, plan.decision.offer
     if plan.deadline is not None:
-        told = [reason for reason in plan.decision.reasons if "deadline in " in reason]
+        told = [r.removeprefix("the ").removeprefix("deadline ") for r in plan.decision.reasons if "deadline in " in r]
         lines.append(("deadline", "; ".join([clock(plan.deadline), *told])))
     if timing is not None:
         lines.append(("timing", timing.reason))
