@@ -169,6 +169,7 @@ StartLimitIntervalSec=0
 [Service]
 ExecStart=/bin/sh $D/start
 Environment=HOME=/root SPOTBROKER_DIR=$D
+Delegate=yes
 KillMode=mixed
 TimeoutStopSec=90
 Restart=always

@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from clouds.machine import Machine, Machines
+from clouds.machine import Gpus, Machine, Machines
 from clouds.seaweedfs import SeaweedFS
 from guest.placements import Job, Placement
 
@@ -104,7 +104,7 @@ class Rented(Placement):
         env = {"CLOUD": job.cloud.url, **self.env}
         name = f"{job.id[:8]}-{self.generation}"
         if self.boot.kind == "vm":
-            self.machine = job.machines.vm(name, user_data=text.encode(), env=env)
+            self.machine = job.machines.vm(name, user_data=text.encode(), env=env, gpus=job.gpus)
         else:
             self.machine = job.machines.container(name, command=[*job.first, *start_command(text)], env=env)
         job.cloud.machines[self.machine.address] = self.machine
@@ -126,7 +126,10 @@ class Rented(Placement):
 
 
 class RentedJob(Job):
-    """A job whose machines are rented. first: words before a container's command, which must run what follows."""
+    """A job whose machines are rented. gpus: what its VMs have.
+
+    first: words before a container's command, which must run what follows.
+    """
 
     placement = Rented
 
@@ -136,6 +139,7 @@ class RentedJob(Job):
         super().__init__(folder, guest, home)
         self.config, self.machines, self.cloud = config, machines, cloud
         self.first: tuple[str, ...] = ()
+        self.gpus: Gpus | None = None
         self.runtime: dict[str, Any] | None = None
 
     def rent(self, generation: int = 1, *, kind: str = "container", **changes: Any) -> Rented:

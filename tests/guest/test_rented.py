@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from clouds.engine import IMAGE
-from clouds.machine import Machines
+from clouds.machine import Machines, nvidia
 from clouds.seaweedfs import SeaweedFS
 from guest.placements import wait_for
 from guest.rented import Cloud, RentedJob, halves, home_in, static_python
@@ -139,3 +139,21 @@ def test_a_vm_that_reboots_goes_on(job):
     assert placement.result["outcome"] == "succeeded"
     wait_for(lambda: "one\n" in placement.own_log)
     wait_for(lambda: placement.machine.ended_itself, 20)
+
+
+def test_the_cards_of_a_vm_are_in_its_container(job):
+    job.bring(Artefacts())
+    job.gpus = nvidia("NVIDIA L4", 2, 23034)
+    job.task("nvidia-smi --query-gpu=name --format=csv,noheader; echo $BROKER_NUM_GPUS")
+    offer = {"gpu": "L4", "gpu_count": 2, "disk": 20.0, "extra": {}}
+    placement = job.rent(kind="vm", container=IMAGE, offer=offer)
+    wait_for(lambda: placement.result, 60, placement.console)
+    wait_for(lambda: placement.own_log == "NVIDIA L4\nNVIDIA L4\n2\n")
+
+
+def test_a_vm_with_an_image_of_its_own_runs_bare(job):
+    job.bring(Artefacts())
+    placement = job.task('echo "$(id -u) $BROKER_NUM_GPUS"; ls /run/.containerenv').rent(kind="vm")
+    wait_for(lambda: placement.result, 60, placement.console)
+    assert placement.result["exit"] == 2
+    wait_for(lambda: placement.own_log.startswith("0 0\n"))
