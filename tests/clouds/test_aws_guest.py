@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import importlib
 import threading
 import time
@@ -11,7 +10,7 @@ from datetime import datetime
 
 import pytest
 from clouds.aws import inputs
-from clouds.aws.metadata import InstanceMetadata
+from clouds.aws.metadata import InstanceMetadata, on_loopback
 
 from broker.guest.notice import Notices
 from broker.testing import wait_for
@@ -20,38 +19,14 @@ from broker_aws import guest
 ACTION = "/latest/meta-data/spot/instance-action"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    service: InstanceMetadata
-
-    def _answer(self) -> None:
-        status, headers, body = self.service.handle(self.command, self.path, dict(self.headers.items()), b"")
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_PUT = _answer  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        pass
-
-
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[InstanceMetadata]:
     """A machine's metadata service on loopback, where the SDKs' own variable points."""
     service = InstanceMetadata("i-1")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"service": service}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
-    importlib.reload(guest)  # it holds the token of a machine, and this is a new one
-    yield service
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with on_loopback(service) as url:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
+        importlib.reload(guest)  # it holds the token of a machine, and this is a new one
+        yield service
 
 
 def test_no_notice_is_404(metadata: InstanceMetadata) -> None:

@@ -99,6 +99,14 @@ def test_what_a_spot_launch_sends(aws: Aws, provider: AwsProvider) -> None:
     assert not boto3.client("ec2").describe_volumes()["Volumes"], "its disk is billed no more"
 
 
+def test_the_disk_is_never_smaller_than_what_was_priced(aws: Aws, provider: AwsProvider) -> None:
+    """A task's own wish may be less than what its image needs; the offer has the larger of them."""
+    offer = spot_offer(provider)
+    provider.launch(replace(request_for(offer), disk=2.0))
+    (sent,) = aws.world.sent("RunInstances")
+    assert sent["BlockDeviceMapping.1.Ebs.VolumeSize"] == f"{offer.disk:.0f}" == "20"
+
+
 def test_an_on_demand_launch_has_no_market_options(aws: Aws, provider: AwsProvider) -> None:
     instance = provider.launch(request_for(on_demand_offer(provider)))
     (sent,) = aws.world.sent("RunInstances")

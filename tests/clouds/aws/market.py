@@ -50,12 +50,13 @@ def describe_spot_price_history(world: Ec2, request: Request) -> Answer:
     rows: list[Row] = []
     in_force: dict[tuple[str, str, str], Row] = {}
     for row in world.history(request.region, types):
-        if (products and row.product not in products) or (zones and row.zone not in zones) or row.at > end:
-            continue
-        pool = (row.zone, row.type, row.product)
-        if row.at >= begin:
+        if world.loose_history:
             rows.append(row)
-        elif pool not in in_force or row.at > in_force[pool].at:
+        elif (products and row.product not in products) or (zones and row.zone not in zones) or row.at > end:
+            continue
+        elif row.at >= begin:
+            rows.append(row)
+        elif (pool := (row.zone, row.type, row.product)) not in in_force or row.at > in_force[pool].at:
             in_force[pool] = row
     rows = sorted([*rows, *in_force.values()], key=lambda row: (-row.at, row.zone, row.type, row.product))
     items, token = _page(world, request, rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 Answer = tuple[int, Mapping[str, str], bytes]
@@ -75,3 +77,34 @@ class InstanceMetadata:
         if path not in self.pages:
             return 404, {}, b""
         return 200, {"Content-Type": "text/plain"}, self.pages[path].encode()
+
+
+@contextmanager
+def on_loopback(service: InstanceMetadata) -> Iterator[str]:
+    """The service at a URL on loopback, for programs that are told so."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            status, headers, body = service.handle(self.command, self.path, dict(self.headers.items()), b"")
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = _answer  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Nothing: a test's output is for tests."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -116,7 +116,8 @@ class Charge:
 class Ec2:
     """notice_seconds: between a notice and the end; EC2 takes 120. page: rows of a page at most.
 
-    clock: seconds by which EC2's is ahead of this computer's.
+    clock: seconds by which EC2's is ahead of this computer's. loose_history: the price history heeds neither times
+    nor products.
     """
 
     enabled: list[str] = field(default_factory=lambda: ["us-east-1", "us-west-2"])
@@ -135,6 +136,7 @@ class Ec2:
     faults: list[Fault] = field(default_factory=list)
     empty_page_first: bool = False
     repeat_token: bool = False
+    loose_history: bool = False
     lose_answers: int = 0
     break_connections: int = 0
     hidden: float = 0.0
