@@ -133,6 +133,7 @@ class Lambda(Wire):
         self.hidden_for = 0.0
         self.again_is_error = True
         self.faults_of_ours: list[str] = []
+        self.judged = True  # by the OpenAPI file, which takes longer than the calls
         self._last: dict[str, float] = {}
 
     @property
@@ -203,7 +204,8 @@ class Lambda(Wire):
             path = f"{ROOT}/instances/{{id}}"
         pointer = f"#/paths/{path.replace('~', '~0').replace('/', '~1')}/{call.method.lower()}/responses/200/content/"
         pointer += "application~1json/schema"
-        self.faults_of_ours += [f"{call.method} {path}: {line}" for line in JUDGE.wrong_at(pointer, {"data": data})]
+        if self.judged:
+            self.faults_of_ours += [f"{call.method} {path}: {line}" for line in JUDGE.wrong_at(pointer, {"data": data})]
         return {"data": data}
 
     def _do(self, call: Call) -> Any:
