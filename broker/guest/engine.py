@@ -14,7 +14,7 @@ from typing import Any
 
 NAMES = ("docker", "podman")
 PULL_WITHIN = 3600.0  # seconds; the boot limit and the broker's patience usually end sooner
-# Of a pull that failed for no reason of the image's: about five minutes, as another machine would meet the same registry.
+# Of a pull that failed for no reason of the image: about five minutes, as another machine would meet the same registry.
 TRIES, PAUSE = 6, 10.0  # PAUSE: seconds between the first two, then twice as long each time
 QUICKLY = 120.0  # seconds for what asks the engine about what it has
 # The engines' and registries' own words, docker 20-28 and podman 4-5.
