@@ -93,6 +93,12 @@ def _minted(
     return minting.Minted(keys, answer["Expiration"].timestamp())
 
 
+def narrow(home_url: str, settings: Mapping[str, str]) -> bool:
+    """Will machines get a key that tells them no more than they may know, by what is set? `mint` looks again."""
+    lone = settings.get("dedicated", "").lower() == "true"
+    return home_url.startswith("file:") or settings.get("mint", "none") != "none" or lone
+
+
 def dedicated(config: Config, home_url: str) -> bool:
     """Is the home's bucket, by the user's word and by what lies in it now, there for the broker's data alone?
 

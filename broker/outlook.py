@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker import errors
+from broker.access import narrow
 from broker.document import Problem, refuse
 from broker.experience import Measured, Records
 from broker.home import JobKeys
-from broker.offer import Market, Offer
+from broker.offer import Market, Offer, Trust
 from broker.policy import egress
 from broker.policy.cost import LOST, Prospect
-from broker.policy.decision import Wish
+from broker.policy.decision import HOME_KEY, Wish
 from broker.policy.due import Due, zone
 from broker.policy.hazard import Experience, hazard, model
 from broker.policy.memory import Memory
@@ -97,7 +98,8 @@ def planned(task: Task, home: str, home_config: Mapping[str, str], records: Reco
     if task.deadline and work.hours is None:
         refuse((NO_WORK,), str(task.source or ""), kind=InvalidTaskError)
     due = Due(moment(task.deadline, now)) if task.deadline else None
-    wish = replace(wish_of(task), prospect=_prospect(task, work, measured, home, home_config, resumed=False))
+    prospect = _prospect(task, work, measured, home, home_config, resumed=False)
+    wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, home, home_config))
     return Outlook(wish, records.experience() if records else Experience(), work, due, measured)
 
 
@@ -111,8 +113,13 @@ def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outloo
         work = _left(task, stays, _told_by_checkpoint(row, rows, world), measured)
     home_config = world.config.home_config
     prospect = _prospect(task, work, measured, row.home, home_config, resumed=bool(state.parents))
-    wish = replace(wish_of(task), prospect=prospect)
+    wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, row.home, home_config))
     return Outlook(wish, records.experience(), work, _due(row, task, state), measured)
+
+
+def _trust(task: Task, home: str, home_config: Mapping[str, str]) -> dict[str, Trust]:
+    """Who may read what goes along: the task's secrets, and the home's own key where machines would get that."""
+    return task.readers if narrow(home, home_config) else {**task.readers, HOME_KEY: Trust.CLOUD}
 
 
 def deadline_of(row: JobRow, task: Task) -> float | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from broker.cli.screen import Screen
 from broker.offer import Trust
-from broker.policy.decision import Decision, Kind, Rejected, money
+from broker.policy.decision import HOME_KEY, Decision, Kind, Rejected, money
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -24,13 +24,15 @@ def cost_of_refusing(decision: Decision, task: Task) -> str:
     hidden = _hidden(decision)
     if not hidden:
         return ""
-    kept = {name: kind for name, kind in task.readers.items() if kind is not Trust.COMMUNITY}
+    named = {name for entry in hidden for name in entry.exposed}
+    kept = {name: kind for name, kind in {**task.readers, HOME_KEY: Trust.CLOUD}.items() if name in named}
     said = [
         f"{', '.join(name for name, least in kept.items() if least is kind)}: {words}"
         for kind, words in READERS.items()
         if kind in kept.values()
     ]
-    return f"{'; '.join(said)}. {_costs(hidden, decision)}"
+    advice = ". `broker home setup` can find narrower keys" if HOME_KEY in named else ""
+    return f"{'; '.join(said)}. {_costs(hidden, decision)}{advice}"
 
 
 def wants_cheaper(screen: Screen, plan: Plan, config: Config) -> bool:
@@ -42,11 +44,11 @@ def wants_cheaper(screen: Screen, plan: Plan, config: Config) -> bool:
 
     sealed = plan.task.with_hidden_sealed()
     open_ones = {name for name in sealed.secrets if name not in sealed.trust}
-    hidden = [entry for entry in _hidden(plan.decision) if set(_names(entry, plan.task)) <= open_ones]
+    hidden = [entry for entry in _hidden(plan.decision) if set(entry.exposed) <= open_ones]
     left = plan.decision.ranked
     if not screen.interactive or not hidden or (left and hidden[0].cost >= min(entry.cost for entry in left)):
         return False
-    names = sorted({name for entry in hidden for name in _names(entry, plan.task)})
+    names = sorted({name for entry in hidden for name in entry.exposed})
     kinds = " and ".join(sorted({str(entry.offer.trust) for entry in hidden}))
     it = "it" if len(names) == 1 else "them"
     screen.say(f"{', '.join(names)}: kept from {kinds} hosts, whose owners could read {it}.")
@@ -63,10 +65,6 @@ def wants_cheaper(screen: Screen, plan: Plan, config: Config) -> bool:
 
 def _hidden(decision: Decision) -> list[Rejected]:
     return sorted((entry for entry in decision.rejected if entry.kind is Kind.TRUST), key=lambda entry: entry.cost)
-
-
-def _names(entry: Rejected, task: Task) -> list[str]:
-    return [name for name, least in task.readers.items() if not entry.offer.trust.reaches(least)]
 
 
 def _costs(hidden: list[Rejected], decision: Decision) -> str:

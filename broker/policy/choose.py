@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from broker import gpus
 from broker.offer import Market, Offer, Trust
-from broker.policy.decision import Candidate, Decision, Kind, Rejected, Wish, clock, money
+from broker.policy.decision import COULD_READ, Candidate, Decision, Kind, Rejected, Wish, clock, money
 from broker.policy.due import Due, timed
 from broker.policy.explain import chosen, nothing_fits
 from broker.policy.hazard import Experience
@@ -225,7 +225,7 @@ class _Sieve:
 def _exposed(kind: Trust, secrets: Mapping[str, Trust]) -> str:
     """Why a host of that kind gets none of these secrets; empty where it may read all of them."""
     names = [name for name, least in secrets.items() if not kind.reaches(least)]
-    return f"a {kind} host could read {', '.join(names)}" if names else ""
+    return f"a {kind}{COULD_READ}{', '.join(names)}" if names else ""
 
 
 def _machine(offer: Offer) -> tuple[str, str, str, str]:

@@ -13,6 +13,11 @@ from broker.policy.cost import Cost, Prospect
 from broker.policy.timing import Timing
 
 
+COULD_READ = " host could read "
+HOME_KEY = "the home's key"
+"""Stands among the secrets where machines would get a key that reaches more than their job."""
+
+
 class Kind(StrEnum):
     """What an offer was rejected for, in the order in which it is looked at."""
 
@@ -97,6 +102,11 @@ class Rejected:
     reason: str
     kind: Kind
     cost: float
+
+    @property
+    def exposed(self) -> tuple[str, ...]:
+        """Of one passed over for its trust: the secrets that its host could read."""
+        return tuple(self.reason.partition(COULD_READ)[2].split(", ")) if self.kind is Kind.TRUST else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from broker.offer import Market, OfferQuery
 from broker.policy.cost import Cost, Prospect
-from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock, money
+from broker.policy.decision import HOME_KEY, Candidate, Kind, Rejected, Wish, clock, money
 
 
 def chosen(ranked: Sequence[Candidate], wish: Wish) -> tuple[str, ...]:
@@ -74,11 +74,12 @@ def nothing_fits(
     for reason in dict.fromkeys(r.reason for r in rejected if r.kind is Kind.TRUST):
         hidden = [r for r in rejected if r.reason == reason]
         near = min(hidden, key=lambda r: r.cost)
-        names = reason.partition(" could read ")[2].split(", ")
-        consent = ", ".join(f"{name}: {{trust: {near.offer.trust}}}" for name in names)
+        consent = ", ".join(f"{name}: {{trust: {near.offer.trust}}}" for name in near.exposed)
+        way = f"`secrets: {{{consent}}}` in the task would let it"
+        if HOME_KEY in near.exposed:
+            way = "`broker home setup` can find keys for one job only"
         lines.append(
-            f"{_several(len(hidden))} left out, from {money(near.cost)} in {near.offer.where}: {reason}; "
-            f"`secrets: {{{consent}}}` in the task would let it"
+            f"{_several(len(hidden))} left out, from {money(near.cost)} in {near.offer.where}: {reason}; {way}"
         )
     unusable = Counter(r.reason for r in rejected if r.kind is Kind.UNUSABLE)
     lines += [f"{_several(number)} not to be had from here: {reason}" for reason, number in unusable.items()]
