@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,32 @@ open("out/total.txt", "w").write(str(step))
 
 
 @pytest.fixture
-def site(aws: Aws, machines: Machines, seaweedfs: SeaweedFS, tmp_path: Path) -> Any:
-    """An installation with EC2 as its market, whose machines really run, and S3 as its home."""
+def installed(aws: Aws, machines: Machines, seaweedfs: SeaweedFS, tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Makes an installation with EC2 as its market, whose machines really run, and S3 as its home."""
+    made: list[Site] = []
 
     def boot(instance_id: str, user_data: bytes, metadata: InstanceMetadata) -> Machine:
         return machines.vm(instance_id[:10], user_data=user_data, metadata=metadata)
 
+    def install(**changed: Any) -> Site:
+        store = machines.reach(seaweedfs.endpoint)
+        access = {**seaweedfs.mints("assume-role"), "sts_endpoint": store}
+        home_config = {**changed.pop("home_config", access), "endpoint": store}
+        site = Site(
+            tmp_path,
+            home=seaweedfs.new_home(),
+            home_config=home_config,
+            limits={"beat": 1.0, "store_poll": 0.5},
+            providers={"aws": {**aws.settings(), **changed}},
+        )
+        (site.work / "program.py").write_text(PROGRAM)
+        made.append(site)
+        return site
+
     aws.world.machines, aws.world.notice_seconds = boot, NOTICE
-    store = machines.reach(seaweedfs.endpoint)
-    made = Site(
-        tmp_path,
-        home=seaweedfs.new_home(),
-        home_config={**seaweedfs.mints("assume-role"), "endpoint": store, "sts_endpoint": store},
-        limits={"beat": 1.0, "store_poll": 0.5},
-        providers={"aws": aws.settings()},
-    )
-    (made.work / "program.py").write_text(PROGRAM)
-    yield made
-    made.close()
+    yield install
+    for site in made:
+        site.close()
 
 
 def lines(site: Site, job: Job) -> list[dict[str, Any]]:
@@ -90,7 +99,8 @@ def lines(site: Site, job: Job) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_interrupted_with_notice_and_finished_elsewhere(aws: Aws, site: Site) -> None:
+def test_interrupted_with_notice_and_finished_elsewhere(aws: Aws, installed: Callable[..., Site]) -> None:
+    site = installed()
     task = site.task(
         "count",
         run="exec python3 program.py",
@@ -149,3 +159,26 @@ def test_a_machine_that_nobody_watches_ends_itself(aws: Aws, machines: Machines,
     assert (found.id, found.cause) == (launched.id, Cause.SELF)
     assert aws.world.charges[launched.id].end is not None
     assert not boto3.client("ec2", region_name="us-east-1").describe_volumes()["Volumes"]
+
+
+@pytest.mark.slow
+def test_a_machine_with_the_users_own_profile_needs_no_keys(
+    aws: Aws, installed: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user names an instance profile that may use the home: no key of the home's goes to the machine."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "admin-secret")
+    boto3.client("iam").create_instance_profile(InstanceProfileName="home")
+    aws.world.profile_keys = ("admin", "admin-secret")
+    site = installed(instance_profile="home", home_config={"region": "us-east-1"})
+    resources = (Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=IMAGE),)
+    job = site.submit(site.task("count", run="exec python3 program.py", envs={"STEPS": "15"}, resources=resources))
+    tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
+    with site.up():
+        wait_for(lambda: job.refresh().done, "the end of the job", 60.0, tell)
+    assert job.refresh().status == "succeeded", tell()
+    (sent,) = aws.world.sent("RunInstances")
+    assert sent["IamInstanceProfile.Name"] == "home"
+    (metadata,) = aws.world.metadata.values()
+    assert [path for _, path, status in metadata.asked if "security-credentials/home" in path and status == 200]
+    assert len(lines(site, job)) == 15

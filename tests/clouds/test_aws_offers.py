@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,7 +50,9 @@ def by_zone(offers: list[Offer]) -> dict[str, float]:
 def test_the_newest_linux_price_of_each_zone_counts(aws: Aws, provider: AwsProvider) -> None:
     """Case 6: rows come newest first, pools mixed, other products among them, and a price may be old and in force."""
     aws.world.enabled = ["us-east-2"]
-    aws.world.spot_rows["us-east-2"] = [*inputs.history(HISTORY.format(1)), *inputs.history(HISTORY.format(2))]
+    rows = [*inputs.history(HISTORY.format(1)), *inputs.history(HISTORY.format(2))]
+    newer = Row("us-east-2c", "p5.48xlarge", "23.9", max(row.at for row in rows) + 60, "Windows")
+    aws.world.spot_rows["us-east-2"] = [*rows, newer]
     prices = {"us-east-2a": 11.2543, "us-east-2b": 11.5616, "us-east-2c": 11.9912}
     for loose in (False, True):
         for page in (1, 2, 1000):
@@ -332,10 +333,7 @@ def test_on_ec2_the_machines_own_role_counts(aws: Aws, tmp_path: Path, monkeypat
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
         monkeypatch.delenv(name)
     service = InstanceMetadata("i-1")
-    role = "/latest/meta-data/iam/security-credentials/"
-    keys = {"AccessKeyId": "ASIAROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"}
-    service.pages[role] = "broker"
-    service.pages[f"{role}broker"] = json.dumps({"Code": "Success", "Type": "AWS-HMAC", **keys})
+    service.grant("broker", "ASIAROLE", "secret")
     with on_loopback(service) as url:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
         assert AwsProvider(aws.settings(), tmp_path).offers(L4)

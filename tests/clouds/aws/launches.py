@@ -134,6 +134,8 @@ def _settled(world: Ec2, region: str, form: dict[str, str], instance_id: str) ->
         request = SpotRequest(f"sir-{uuid.uuid4().hex[:8]}", instance_id, region, at=time.time())
         world.requests[request.id] = request
     world.metadata[instance_id] = InstanceMetadata(instance_id, type_, zone, region)
+    if world.profile_keys is not None and form.get("IamInstanceProfile.Name"):
+        world.metadata[instance_id].grant(form["IamInstanceProfile.Name"], *world.profile_keys)
     if world.machines is not None:
         user_data = base64.b64decode(form.get("UserData", ""))
         world.running[instance_id] = world.machines(instance_id, user_data, world.metadata[instance_id])

@@ -46,6 +46,14 @@ class InstanceMetadata:
         told = {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
         self.pages["/latest/meta-data/events/recommendations/rebalance"] = json.dumps(told)
 
+    def grant(self, role: str, key: str, secret: str) -> None:
+        """The machine has a role, and these are its keys for the time being."""
+        base = "/latest/meta-data/iam/security-credentials/"
+        keys = {"AccessKeyId": key, "SecretAccessKey": secret, "Token": "", "Expiration": "2099-01-01T00:00:00Z"}
+        told = {"Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z", **keys}
+        self.pages[base] = self.pages[base.rstrip("/")] = role
+        self.pages[f"{base}{role}"] = json.dumps(told)
+
     def forget_tokens(self) -> None:
         with self._lock:
             self._tokens.clear()

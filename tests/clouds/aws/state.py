@@ -141,6 +141,7 @@ class Ec2:
     break_connections: int = 0
     hidden: float = 0.0
     clock: float = 0.0
+    profile_keys: tuple[str, str] | None = None
     token_life: float = 86_400.0
     calls: list[tuple[str, str, str, Mapping[str, Any]]] = field(default_factory=list)
     requests: dict[str, SpotRequest] = field(default_factory=dict)
