@@ -392,6 +392,15 @@ def test_an_outbid_pod_that_was_terminated_is_a_preemption_too(cloud: RunPod, pr
     assert (found.state, found.cause) == (State.TERMINATED, Cause.PREEMPTED)
 
 
+def test_a_pod_that_is_taken_back_while_it_boots_was_preempted(cloud: RunPod, provider: RunPodProvider) -> None:
+    cloud.boot = 60.0
+    instance = provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    cloud.outbid(instance.id)
+    found = listed(provider, instance)
+    assert found is not None
+    assert (found.state, found.cause) == (State.STOPPED, Cause.PREEMPTED)
+
+
 @pytest.mark.parametrize("desired", ["CREATED", "RESTARTING", "PAUSED", "DEAD", "MIGRATING_2027"])
 def test_no_state_is_unknown(cloud: RunPod, provider: RunPodProvider, desired: str) -> None:
     """skypilot #9356: a state missing in the map was a KeyError."""
