@@ -229,11 +229,12 @@ class Account:
             waiting = [c for c in self._of(host) if c.wants and self.credit > 0 and c.end_date > now and c.claim()]
             claims: list[tuple[float, float, Contract | None]] = [(c.claim(), -c.id, c) for c in waiting]
             claims += [(price, float("-inf"), None) for price in host.strangers]
-            best = [c for _, _, c in sorted(claims, key=lambda claim: claim[:2], reverse=True)[: host.parts]]
+            ranked = sorted(claims, key=lambda claim: claim[:2], reverse=True)[: host.parts]
+            best = {c.id for _, _, c in ranked if c is not None}
             for contract in self._of(host):
-                if contract in best and not contract.runs:
+                if contract.id in best and not contract.runs:
                     self._start(contract)
-                elif contract not in best and contract.runs:
+                elif contract.id not in best and contract.runs:
                     self._stop(contract)
 
     def charge(self) -> None:
@@ -249,15 +250,18 @@ class Account:
                     contract.disk_usd, contract.cards_usd = contract.disk_usd + disk, contract.cards_usd + cards
                     spent += disk + cards
                 contract.charged_to = now
-            before, self.credit = self.credit, self.credit - spent
-            if before > 0 >= self.credit:
+            self.credit -= spent
+            if self.credit <= 0:
                 for contract in [c for c in self.contracts.values() if c.runs]:
                     self._stop(contract)
 
     def look(self) -> None:
         """Let time have its effect: contracts end, credit runs out."""
         with self.lock:
-            for host in {contract.host.ask: contract.host for contract in self.contracts.values()}.values():
+            self.charge()
+            now = self.clock()
+            over = {c.host.ask: c.host for c in self.contracts.values() if c.runs and c.end_date <= now}
+            for host in over.values():
                 self.settle(host)
 
     def spent(self) -> float:

@@ -272,18 +272,19 @@ class VastServer:
         with self.account.lock:
             now = self.account.clock()
             shown = [c for c in self.account.contracts.values() if now - c.made >= self.lies.hide]
-            rows = [self._row(contract) for contract in sorted(shown, key=lambda c: c.id)]
-        rows = [row for row in rows if _fits(row, filters)]
-        later = [row for row in rows if row["id"] > after]
-        page, more = later[:limit], len(later) > limit
+            shown.sort(key=lambda contract: contract.id)
+            if filters:
+                shown = [contract for contract in shown if _fits(self._row(contract), filters)]
+            later = [contract for contract in shown if contract.id > after]
+            page, more = [self._row(contract) for contract in later[:limit]], len(later) > limit
         token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode()).decode() if more else None
         if self.lies.same_token:
             token = query.get("after_token", token)
         if columns != ["*"]:
             page = [{column: row.get(column) for column in columns} for row in page]
-        counts = Counter(row["label"] or "" for row in rows)
+        counts = Counter(contract.label or "" for contract in shown)
         return 200, {
-            "success": True, "instances_found": len(page), "total_instances": self.lies.total or len(rows),
+            "success": True, "instances_found": len(page), "total_instances": self.lies.total or len(shown),
             "label_counts": dict(counts), "next_token": token, "instances": page,
         }  # fmt: skip
 
