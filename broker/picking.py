@@ -68,6 +68,9 @@ def decided(
     book, now = world.market.offers(outlook.wish.queries), world.clock()
     # Where all money is simulated, time is too.
     limits = world.limits(simulated=all(offer.simulated for offer in book.offers))
+    if heading is not None:
+        # The machine that runs is the other choice, so that what cools down is tried as if nothing else fitted.
+        outlook = replace(outlook, wish=replace(outlook.wish, spot="only"), due=None)
     if outlook.due is not None:
         due = with_sky(outlook.due, book.offers, outlook.wish, world.records, now, limits.weigh)
         outlook = replace(outlook, due=due)

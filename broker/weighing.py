@@ -50,6 +50,8 @@ def weigh(state: JobState, world: World) -> JobState:
     if spot and not _changes_bids(live, world):
         return stay
     outlook = _reckonable(outlook_of(row, task, state, world), state, world)
+    if outlook.due is None and not spot:
+        outlook = replace(outlook, wish=replace(outlook.wish, spot="only"))
     outlook, decision = decided(state, outlook, world, weighing=True)
     if spot:
         return _bid(stay, live, decision, outlook, task, world)

@@ -6,7 +6,8 @@ import pytest
 from crash.harness import Site, kill, wait_for
 
 from broker.job import Job
-from broker_local.cloud import take_back
+from broker.task import Work
+from broker_local.cloud import refuse, take_back
 
 
 def spent(site: Site, job: Job) -> float:
@@ -49,3 +50,23 @@ def test_two_machines_in_a_handover_keep_the_budget(site: Site) -> None:
     assert (job.status, job.exit_code) == ("limit", 104), site.story(job)
     assert len([row for row in job.placements() if row.instance]) >= 2
     assert 0.4 * budget < spent(site, job) <= budget
+
+
+@pytest.mark.slow
+def test_a_job_goes_back_to_spot_and_works_on_until_the_new_machine_is_ready(site: Site) -> None:
+    """Spot is refused everywhere at first. What is lost by the move back is one save and one start, no start-up."""
+    site.config.file.write_text(site.config.file.read_text().replace("[limits]", "[limits]\nweigh = 1.0"))
+    for zone in ("north", "south", "east"):
+        refuse(site.root, f"local/{zone}/{zone}-1/*/spot", times=1)
+    job = site.submit(site.task("returns", steps=2000, pause=0.02, setup="sleep 2", work=Work(hours=1.0)))
+    with site.up():
+        site.event(job, "weighed", timeout=90.0)
+        site.done(job, 120.0)
+    site.audit(lost_at_most=10)
+    rows = [row for row in job.placements() if row.instance]
+    assert [row.market for row in rows] == ["on_demand", "spot"]
+    told = {event.kind: event.at for event in job.events() if event.generation == rows[1].generation}
+    ended = next(
+        event.at for event in job.events() if event.kind == "closed" and event.generation == rows[0].generation
+    )
+    assert ended >= told["waiting"] - 1.0  # setup and restore ran beside the old program
