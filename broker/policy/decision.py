@@ -12,7 +12,6 @@ from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy.cost import Cost, Prospect
 from broker.policy.timing import Timing
 
-
 COULD_READ = " host could read "
 HOME_KEY = "the home's key"
 """Stands among the secrets where machines would get a key that reaches more than their job."""
