@@ -153,3 +153,18 @@ def test_a_run_on_real_machines_offers_to_make_a_home_first(keyed: Cli, seaweedf
         terminal.until("submitted; Ctrl-C asks")
     (job,) = keyed.json("ps", "-a")
     assert job["home"] == f"s3://{bucket}"
+
+
+def test_a_home_with_one_key_for_all_keeps_marketplaces_out(keyed: Cli) -> None:
+    task(keyed)
+    config = keyed.folder / "config.toml"
+    config.write_text('home = "s3://bucket/home"\n')
+    refused = keyed("plan", "tune.yaml", code=75)
+    assert "could read the home's key; `broker home setup` can find keys for one job only" in refused.stderr
+    (keyed.folder / "tune.yaml").write_text(TASK.replace("infra: shop", "infra: [shop, plain]"))
+    shown = plan(keyed)
+    assert "the home's key: clouds only. 4 offers from $0.3201 hidden" in shown
+    assert keyed.json("plan", "tune.yaml")["offer"]["provider"] == "plain"
+    for narrow in ('mint = "r2"', "dedicated = true"):
+        config.write_text(f'home = "s3://bucket/home"\n[home_config]\n{narrow}\n')
+        assert "the home's key" not in plan(keyed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broker.errors import AuthFailed, NoCapacity, ProviderError, ProviderUnavailable, QuotaExceeded, RateLimited
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy import Decision, Kind, Memory, Wish, choose
-from broker.policy.decision import clock, money
+from broker.policy.decision import HOME_KEY, clock, money
 from broker.policy.infra import matcher, may_name, within
 from broker.policy.memory import UNKNOWN_LIMIT
 
@@ -386,3 +386,15 @@ def test_what_cannot_be_rented_from_here_is_shown_and_never_taken() -> None:
     alone = decide([free, offer("b", 0.5)], replace(ANY, max_price=0.1))
     assert alone.offer is None
     assert "1 offer is not to be had from here: no key yet: `broker check vast` takes one" in alone.reasons
+
+
+def test_a_home_whose_key_tells_too_much_keeps_to_clouds() -> None:
+    community = replace(offer("a", 0.19), trust=Trust.COMMUNITY)
+    wish = replace(ANY, trust={HOME_KEY: Trust.CLOUD, "A": Trust.COMMUNITY})
+    assert decide([community, offer("c", 0.60)], wish).offer == offer("c", 0.60)
+    (rejected,) = decide([community], wish).rejected
+    assert rejected.exposed == (HOME_KEY,)
+    assert decide([community], wish).reasons[1] == (
+        "1 offer is left out, from 0.19 in local/a: a community host could read the home's key; "
+        "`broker home setup` can find keys for one job only"
+    )
