@@ -172,8 +172,12 @@ def _held(
     if state.live is not None:
         state = _makes_room(state, state.live, now)
     state = state.to("watch", live=held, not_before=None, then="pick")
-    dear = task.max_price is not None and instance.hourly > task.max_price * (1 + 1e-6)
-    return _too_dear(state, held, task, world) if dear else state
+    if task.max_price is not None and instance.hourly > task.max_price * (1 + 1e-6):
+        why = f"costs {held.hourly:.4f} USD/h, above max_price {task.max_price}"
+        return _given_back(state, held, "max_price", why, world)
+    if task.spot == "only" and instance.market is not Market.SPOT:
+        return _given_back(state, held, "market", f"is {instance.market}, and the task takes spot only", world)
+    return state
 
 
 def _makes_room(state: JobState, old: Held, now: float) -> JobState:
@@ -183,13 +187,13 @@ def _makes_room(state: JobState, old: Held, now: float) -> JobState:
     return replace(state, retiring=retiring, after=old.generation, start_by=None, go=False, moves=moves)
 
 
-def _too_dear(state: JobState, held: Held, task: Task, world: World) -> JobState:
-    """What was rented costs more than the task allows: it ends, and the offer is not taken again soon."""
-    text = f"{held.instance} costs {held.hourly:.4f} USD/h, above max_price {task.max_price}: it is ended at once"
-    world.store.event(state.job, "warning", text, generation=held.generation, once="max_price")
+def _given_back(state: JobState, held: Held, why: str, words: str, world: World) -> JobState:
+    """What was rented is not what the task allows: it ends, and the offer is not taken again soon."""
+    text = f"{held.instance} {words}: it is ended at once"
+    world.store.event(state.job, "warning", text, generation=held.generation, once=f"given back: {why}")
     now = world.clock()
-    entry = Retiring(held=held, why="max_price", order="end", since=now, blocking=True, terminate_at=now)
-    out = replace(state, live=None, retiring=(*state.retiring, entry), lost=(held.generation, "max_price"))
+    entry = Retiring(held=held, why=why, order="end", since=now, blocking=True, terminate_at=now)
+    out = replace(state, live=None, retiring=(*state.retiring, entry), lost=(held.generation, why))
     return out.to("retire", after=held.generation, start_by=None, go=False)
 
 
