@@ -22,6 +22,7 @@ from broker.rest import Budget, Rest
 
 NAME = "lambda"
 HOW_TO_KEY = "broker check lambda takes a key; keys are made at https://cloud.lambda.ai/api-keys"
+NEW_KEY = "broker check lambda --new-key takes another one; keys are made at https://cloud.lambda.ai/api-keys"
 # "Generally limited to one request per second", launches to one in 12 seconds. More than that: what counts is when
 # a call arrives, and a launch may have to wait for its turn among the requests after it has had its own.
 REQUEST, LAUNCH = 1.1, 16.0
@@ -86,7 +87,7 @@ def explain(status: int, answer: Any) -> ProviderError | None:
     if code == "global/quota-exceeded":
         return QuotaExceeded(text, scope=NAME, **told)
     if code in ACCOUNT:
-        return AuthFailed(text, **{**told, "fix": HOW_TO_KEY if code == "global/invalid-api-key" else told["fix"]})
+        return AuthFailed(text, **{**told, "fix": NEW_KEY if code == "global/invalid-api-key" else told["fix"]})
     if code in ("global/object-does-not-exist", "global/not-found"):
         return NotFound(text, **told)
     if code in BAD:

@@ -14,7 +14,7 @@ from broker.errors import AuthFailed, ProviderError
 from broker.keys import Key
 from broker.rest import Budget, Rest
 from broker_runpod import refusals
-from broker_runpod.refusals import HOW_TO_KEY, NAME, Withdrawn
+from broker_runpod.refusals import HOW_TO_KEY, NAME, NEW_KEY, Withdrawn
 
 # REST v2's limits are 60 calls a minute, 3,000 an hour and 50,000 a day; this keeps the first two, and the third unless
 # they are used up all day. GraphQL publishes none.
@@ -84,7 +84,7 @@ class Api:
             raise AuthFailed("there is no key for runpod", provider=NAME, code="no key", fix=HOW_TO_KEY)
         found = self.graph(query).get("myself")
         if not isinstance(found, dict):
-            raise AuthFailed("RunPod does not know this key", provider=NAME, code="myself is null", fix=HOW_TO_KEY)
+            raise AuthFailed("RunPod does not take this key", provider=NAME, code="myself is null", fix=NEW_KEY)
         return found
 
 

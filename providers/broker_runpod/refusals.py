@@ -25,6 +25,7 @@ from broker.errors import (
 
 NAME = "runpod"
 HOW_TO_KEY = "broker check runpod takes a key; keys are made at https://console.runpod.io/user/settings"
+NEW_KEY = "broker check runpod --new-key takes another one; keys are made at https://console.runpod.io/user/settings"
 CREDIT = "add credit at https://console.runpod.io/user/billing"
 # runpod-python #21, #168, #297; dstack #1740; runpodctl #267.
 CAPACITY = re.compile(
@@ -57,6 +58,8 @@ def rest(status: int, data: Any) -> ProviderError | None:
         return graph(errors)
     text = str(problem.get("detail") or problem.get("message") or problem.get("error") or "")
     told = {"provider": NAME, "code": _code(status, problem)}
+    if status == HTTPStatus.UNAUTHORIZED:
+        return AuthFailed(f"RunPod does not take this key: {text or data}", **told, fix=NEW_KEY)
     if status == HTTPStatus.PAYMENT_REQUIRED or BALANCE.search(text):
         return AuthFailed(text or "the balance does not suffice", **told, fix=CREDIT)
     if SPEND.search(text):
@@ -91,7 +94,7 @@ def graph(errors: Sequence[Mapping[str, Any]], *, creating: bool = False) -> Pro
     if code == "INTERNAL_SERVER_ERROR" or FAULT.search(text):
         return Ambiguous(text, **told) if creating else ProviderUnavailable(text, **told)
     if code in ("UNAUTHENTICATED", "FORBIDDEN"):
-        return AuthFailed(text, **told, fix=HOW_TO_KEY)
+        return AuthFailed(f"RunPod does not take this key: {text}", **told, fix=NEW_KEY)
     return InvalidRequest(text, **told) if code in INVALID else ProviderError(text, **told)
 
 
