@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,16 @@ from broker import registry
 from broker.balance import Balances, balance_of, balance_word, payable, plan_word
 from broker.config import Config, load
 from broker.errors import ProviderUnavailable
-from broker.job import plan
+from broker.job import plan, submit
 from broker.offer import OfferQuery
 from broker.policy.decision import Kind
-from broker.provider import Prepaid
+from broker.provider import TAG_INSTALLATION, Prepaid
+from broker.store import open_store
 from broker.task import Resources, Task
-from broker.testing import FakeClock, FakeProvider, sample_offers
+from broker.testing import FakeClock, FakeProvider, sample_offers, wait_for
 from broker.testing.conformance import request_for
+from broker.watch import Followed, Watcher
+from broker.world import World
 
 
 class PrepaidProvider(FakeProvider):
@@ -120,3 +124,22 @@ def test_a_plan_refuses_what_cannot_be_paid(prepaid: PrepaidProvider, config: Co
 def test_a_plan_tells_how_long_the_money_lasts(prepaid: PrepaidProvider, config: Config) -> None:
     task = Task(run="x", spot="never", resources=Resources(gpu="L4", infra=("fake",), disk=0.001))
     assert plan(task, config=config).balance == "$12.00 prepaid with fake, enough for 15 h at 0.80 USD/h"
+
+
+@pytest.mark.parametrize("prepaid", [1.0], indirect=True)
+def test_a_job_whose_money_runs_out_is_told(prepaid: PrepaidProvider, config: Config) -> None:
+    store = open_store(config.state)
+    world = World(config, store, time.time, store.installation())
+    watcher = Watcher(world)
+    try:
+        job = submit(Task(run="x", spot="never"), config=config, store=store)
+        offer = next(o for o in prepaid.offers(OfferQuery(gpu_count=1)) if o.hourly > 0.5)
+        request = request_for(offer, job=job.id)
+        prepaid.launch(replace(request, tags={**request.tags, TAG_INSTALLATION: world.installation}))
+        watcher.follow(Followed(job.id, job.row.home, {1: "fake"}, {1: time.time()}, lambda: None))
+        assert wait_for(lambda: any(event.kind == "warning" for event in job.events()), 10)
+        (event,) = [event for event in job.events() if event.kind == "warning"]
+        assert event.text.startswith("fake has $1.00 of prepaid money left, enough for ")
+    finally:
+        watcher.close()
+        store.close()
