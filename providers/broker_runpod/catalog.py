@@ -18,7 +18,6 @@ from broker_runpod.refusals import NAME
 HOURS = 730.0  # of a month
 CONTAINER_DISK = 0.10 / HOURS  # USD per GiB and hour while running (RunPod: pods, pricing)
 VOLUME, LARGE_VOLUME = 0.07 / HOURS, 0.05 / HOURS  # network volume below 1,000 GB, and the whole of a larger one
-MOUNTED = "network volume"
 SECURE, COMMUNITY = "secure", "community"
 TRUST = {SECURE: Trust.DATACENTER, COMMUNITY: Trust.COMMUNITY}
 NOTICE = 5.0

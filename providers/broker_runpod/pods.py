@@ -24,7 +24,6 @@ from broker_runpod.refusals import NAME
 
 NAMED = re.compile(r"sb-(?P<installation>[^-]+)-(?P<job>.+)-(?P<generation>\d+)")
 NAME_LENGTH = 191  # REST v1, PodCreateInput.name; v2 says no maximum
-ENV_COUNT = 50  # RunPod: pods, environment variables
 TAGS, OFFER, BOOT, API_ENV = "SPOTBROKER_TAGS", "SPOTBROKER_OFFER", "SPOTBROKER_BOOT", "SPOTBROKER_RUNPOD_API"
 # RunPod runs a start command by splitting it as a shell would, and `{"cmd", "entrypoint"}` as a whole; the script
 # itself travels in the environment, where nothing is split. `exec`: the script is PID 1 and gets SIGTERM.

@@ -51,7 +51,6 @@ class Pod:
     desired: str = "RUNNING"
     word: str = ""
     ended: float | None = None
-    gone: float | None = None
     spent: float = 0.0
     failed: bool = False
     machine: Machine | None = None
@@ -91,8 +90,6 @@ class Pod:
             if self.ended is None:
                 self.spent, self.ended = self.charged(), time.time()
             self.desired, self.word = desired, f"{word}: {js_date()}"
-            if desired == "TERMINATED":
-                self.gone = time.time()
 
     def again(self) -> None:
         """It runs again, its container disk erased."""
