@@ -9,6 +9,7 @@ from broker import registry
 from broker.config import Config
 from broker.contract import Contract
 from broker.errors import AuthFailed, BrokerError, ConfigError
+from broker.meter import ledger_of
 from broker.offer import Offer, OfferQuery
 from broker.provider import Checks, Finding, PartialOffers, Prepaid, TakesKey
 
@@ -58,6 +59,9 @@ def inspect(name: str, config: Config) -> Inspection:
         return Inspection(name, (Finding("instances", False, error.message, error.fix),), how_to_key=how)
     alive = sum(instance.alive for instance in listed)
     findings = [Finding("instances", True, f"{alive} of ours running" if alive else "none of ours running")]
+    if ledger_of(name, config).open_jobs():
+        fix = f"broker verify {name} --clean"
+        findings.append(Finding("verify", False, "a run of broker verify was cut off and may have left machines", fix))
     findings += _own(contract) if isinstance(contract.adapter, Checks) else _public(contract)
     findings += _balance(contract)
     return Inspection(name, tuple(findings), how_to_key=how, simulated=contract.traits.simulated)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.boot import end_command
+from broker.config import Config
 from broker.contract import Contract
 from broker.errors import BrokerError, NoCapacity, QuotaExceeded
 from broker.offer import Offer, OfferQuery
@@ -72,6 +73,11 @@ class Ledger:
             else:
                 found.add(entry["job"])
         return found
+
+
+def ledger_of(name: str, config: Config) -> Ledger:
+    """The ledger of one provider in this installation."""
+    return Ledger(config.state / "verify" / f"{name}.log")
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from broker import registry
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError
-from broker.meter import Ledger, Meter, NoMoneyLeft, Tab
+from broker.meter import Meter, NoMoneyLeft, Tab, ledger_of
 from broker.offer import Offer, OfferQuery
 from broker.provider import Instance, PartialOffers, Provider
 from broker.redaction import Redactor, private_values
@@ -91,10 +91,6 @@ class Account:
             raise NotImplementedError("nobody does that to a real account")
 
         return cannot
-
-
-def ledger_of(name: str, config: Config) -> Ledger:
-    return Ledger(config.state / "verify" / f"{name}.log")
 
 
 def meter_of(name: str, config: Config, max_usd: float) -> Meter:

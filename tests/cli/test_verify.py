@@ -100,6 +100,7 @@ def stopped(pid: int) -> bool:
 
 def test_what_a_killed_run_has_left_is_ended_by_hand_or_by_the_next(cli: Cli) -> None:
     killed(cli)
+    assert "broker verify local --clean" in cli("check", "local", code=1).stdout
     done = cli("verify", "local", "--clean")
     assert "ending " in done.stderr
     assert not alive(cli)
