@@ -152,3 +152,37 @@ def test_a_machine_that_nobody_watches_ends_itself(vast: Stage) -> None:
     assert contract.machine is not None
     wait_for(lambda: not vast.account.contracts, "its end", 30.0, contract.machine.log)
     assert not vast.provider().instances()
+
+
+@pytest.mark.parametrize("spot", ["only", "auto"])
+def test_case_2_what_was_got_is_what_is_booked(seaweedfs: SeaweedFS, tmp_path: Path, spot: str) -> None:
+    """Rented on-demand although a bid was sent: given back where the task takes spot only, else booked at its price."""
+    with Stage(tmp_path / "adapter") as vast:
+        vast.host(dph=0.41, min_bid=0.19, storage_cost=0.0)
+        vast.host(dph=0.43, min_bid=0.21, storage_cost=0.0)
+        vast.server.lies.no_bid = True
+        site = Site(
+            tmp_path,
+            home=seaweedfs.new_home(),
+            home_config=seaweedfs.mints("assume-role"),
+            limits={"beat": 1.0, "store_poll": 0.5},
+            providers={"vast": {"api": vast.server.url, "key": vast.account.key, "pace": 0.05, "patience": 1.0}},
+        )
+        resources = (Resources(gpu="RTX4090", gpu_count=1, infra=("vast",), image=IMAGE),)
+        job = site.submit(site.task("count", run="true", resources=resources, spot=spot))
+        tell = teller(site, job, vast)
+        with site.up():
+            wait_for(lambda: site.store.events(job.id, kinds=["launched"]), "a machine", 30.0, tell)
+            vast.server.lies.no_bid = False
+            if spot == "only":
+                wait_for(lambda: vast.account.past, "its end", 30.0, tell)
+                wait_for(lambda: len(site.store.events(job.id, kinds=["launched"])) == 2, "another one", 60.0, tell)
+        first, *others = job.placements()
+        assert (first.market, first.hourly) == ("on_demand", pytest.approx(0.41))
+        assert [(row.market, row.hourly) for row in others] == (
+            [("spot", pytest.approx(0.21 * 1.05))] if spot == "only" else []
+        )
+        warned = " ".join(event.text for event in site.store.events(job.id, kinds=["warning"]))
+        assert "asked for spot, got on_demand at 0.4100 USD/h" in warned
+        assert ("takes spot only" in warned) is (spot == "only")
+        site.close()
