@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from broker.errors import HomeAccessExpired, HomeUnavailable
+from broker.errors import HomeAccessDenied, HomeAccessExpired, HomeUnavailable
 from broker.guest.bootfile import Boot
 from broker.guest.clock import Clock
 from broker.guest.contain import Containment
@@ -84,9 +84,12 @@ class Context:
                     reachable(self.home.url)
                     done.append(call())
                     return
-                except (HomeUnavailable, HomeAccessExpired) as error:
+                except (HomeUnavailable, HomeAccessExpired, HomeAccessDenied) as error:
+                    if isinstance(error, HomeAccessDenied) and not self.uplink.expired:
+                        failed.append(error)
+                        return
                     self.status.warn(f"{what}: {error}")
-                    if isinstance(error, HomeAccessExpired):
+                    if not isinstance(error, HomeUnavailable):
                         self.uplink.renew()
                 except Exception as error:  # noqa: BLE001 - handed to the thread that waits for it
                     failed.append(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from broker.errors import HomeAccessExpired, HomeError, HomeUnavailable
+from broker.errors import HomeAccessDenied, HomeAccessExpired, HomeError, HomeUnavailable
 from broker.guest.bootfile import Boot
 from broker.guest.clock import Clock
 from broker.guest.log import Log
@@ -23,7 +23,7 @@ WAITING = 1.0  # seconds between two looks at control while a predecessor is wai
 LOG_FIRST, LOG_LATER, LIVELY = 2.0, 10.0, 1800.0  # output goes out every 2 s for half an hour, then every 10 s
 TIME_AGAIN = 300.0  # seconds between two looks at the store's clock
 RENEW = 0.4  # of the access's life left when a fresh one is first asked for
-RENEW_AGAIN = 60.0
+RENEW_AGAIN = 60.0  # seconds between two questions for it, or a twentieth of its life where that is less
 
 
 class Uplink(threading.Thread):
@@ -125,6 +125,10 @@ class Uplink(threading.Thread):
         except HomeAccessExpired as error:
             self.status.warn(f"{what} did not reach the home: {error}")
             self.renew()
+        except HomeAccessDenied as error:
+            # Not every store says that a key has ended; one that has may yet be renewed.
+            self._hopeless = not self.expired
+            self.status.warn(f"{what} did not reach the home: {error}")
         except HomeUnavailable as error:
             self.status.warn(f"{what} did not reach the home: {error}")
         except Exception as error:  # noqa: BLE001 - a thread that dies here would be a machine gone silent
@@ -168,6 +172,12 @@ class Uplink(threading.Thread):
             self.log.sent(len(part))
         return True
 
+    @property
+    def expired(self) -> bool:
+        """Has the guest's access ended, by its own date?"""
+        expires = self.home.access.expires_at
+        return expires is not None and expires <= time.time()
+
     def _renew_in_time(self) -> None:
         expires = self.home.access.expires_at
         if expires is not None and expires - time.time() < RENEW * max(0.0, expires - self._began):
@@ -178,8 +188,9 @@ class Uplink(threading.Thread):
 
         By the URL that outlives the old access where there is one, else with the old access while it lasts.
         """
-        now = time.monotonic()
-        if now - self._renew_at < RENEW_AGAIN:
+        now, expires = time.monotonic(), self.home.access.expires_at
+        life = RENEW_AGAIN * 20 if expires is None else max(0.0, expires - self._began)
+        if now - self._renew_at < min(RENEW_AGAIN, max(1.0, life / 20)):
             return
         self._renew_at = now
         try:
@@ -206,8 +217,7 @@ class Uplink(threading.Thread):
             except OSError as error:
                 if getattr(error, "code", None) == 404:  # no broker has been awake since
                     return None
-                expires = self.home.access.expires_at
-                if expires is not None and expires < time.time():
+                if self.expired:
                     raise
         return self.home.find(self.keys.access(self.boot.generation))
 
