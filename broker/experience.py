@@ -32,6 +32,10 @@ LOOKED_AWAY = 6 * 3600.0
 """Seconds without a look after which a zone's spell is taken for a new one, met at random."""
 KEPT = 30 * 86_400.0
 """Seconds for which looks at zones are kept."""
+BATCH = 500
+"""Names in one statement; SQLite takes some thousands."""
+PASSING = -1.0
+"""Where the newest decision that rented nothing stands: they are many, and the last one says all."""
 
 seen = sa.Table(
     "spotbroker_seen",
@@ -205,14 +209,15 @@ class Records:
         up = {zone(o): o for o in offers if o.market is Market.SPOT}
         with self._engine.begin() as db:
             known = {row.zone: row for row in db.execute(sa.select(zones))}
-            for name, offer in up.items():
-                self._see(db, offer, known.get(name), at, up=True)
+            found = [(offer, known.get(name), True) for name, offer in up.items()]
             for name, row in known.items():
                 if name not in up and name.partition("/")[0] in answered:
                     offer = Offer.from_json(row.offer)
                     if any(within_infra(q.infra)(offer) and not misfit(offer, q) for q in queries):
-                        self._see(db, offer, row, at, up=False)
+                        found.append((offer, row, False))
+            self._see(db, found, at)
             db.execute(sa.delete(looks).where(looks.c.at < at - KEPT))
+            db.execute(sa.delete(zones).where(zones.c.at < at - KEPT))
 
     def gone(self, offer: Offer, at: float) -> None:
         """A machine there was refused, or taken back: the zone is down now, whatever its lists say."""
@@ -220,20 +225,36 @@ class Records:
             return
         with self._engine.begin() as db:
             row = db.execute(sa.select(zones).where(zones.c.zone == zone(offer))).first()
-            self._see(db, offer, row, at, up=False)
+            self._see(db, [(offer, row, False)], at)
 
-    def _see(self, db: sa.Connection, offer: Offer, before: Any, at: float, *, up: bool) -> None:
-        name = zone(offer)
-        fresh = before is None or at - before.at > LOOKED_AWAY
-        if fresh or before.up != up:
-            row = insert_into(self._engine, looks).values(zone=name, at=at, up=up, fresh=fresh)
-            db.execute(row.on_conflict_do_update(index_elements=["zone", "at"], set_={"up": up}))
-        if up and (before is None or before.offer["price"] != offer.price):
-            point = insert_into(self._engine, prices).values(offer=offer.key, at=at, price=offer.price)
-            db.execute(point.on_conflict_do_nothing())
-        fields = {"up": up, "at": at, "offer": offer.to_json()}
-        insert = insert_into(self._engine, zones).values(zone=name, **fields)
-        db.execute(insert.on_conflict_do_update(index_elements=["zone"], set_=fields))
+    def _see(self, db: sa.Connection, found: Iterable[tuple[Offer, Any, bool]], at: float) -> None:
+        """Offers with what was known of their zones, and whether they are up. Markets are large: few statements."""
+        turns, points, fresh_rows, same = [], [], [], []
+        for offer, before, up in found:
+            name = zone(offer)
+            fresh = before is None or at - before.at > LOOKED_AWAY
+            repriced = before is None or before.offer["price"] != offer.price
+            if fresh or before.up != up:
+                turns.append({"zone": name, "at": at, "up": up, "fresh": fresh})
+            if up and repriced:
+                points.append({"offer": offer.key, "at": at, "price": offer.price})
+            if fresh or repriced or before.up != up:
+                fresh_rows.append({"zone": name, "up": up, "at": at, "offer": offer.to_json()})
+            else:
+                same.append(name)
+        if turns:
+            insert = insert_into(self._engine, looks)
+            db.execute(
+                insert.on_conflict_do_update(index_elements=["zone", "at"], set_={"up": insert.excluded.up}), turns
+            )
+        if points:
+            db.execute(insert_into(self._engine, prices).on_conflict_do_nothing(), points)
+        if fresh_rows:
+            insert = insert_into(self._engine, zones)
+            set_ = {name: insert.excluded[name] for name in ("up", "at", "offer")}
+            db.execute(insert.on_conflict_do_update(index_elements=["zone"], set_=set_), fresh_rows)
+        for start in range(0, len(same), BATCH):
+            db.execute(sa.update(zones).where(zones.c.zone.in_(same[start : start + BATCH])).values(at=at))
 
     def last_look(self) -> float:
         """When the market was last looked at, seconds since the epoch; 0 for never."""
@@ -261,12 +282,13 @@ class Records:
 
     # Decisions
 
-    def decided(self, job: str, at: float, record: Mapping[str, Any]) -> None:
-        """Keep what a decision was made of and what it came to; of two at the same moment the first."""
+    def decided(self, job: str, at: float, record: Mapping[str, Any], *, passing: bool = False) -> None:
+        """Keep what a decision was made of and what it came to. passing: nothing was rented by it, so that only the
+        newest of its kind is kept."""
         packed = zlib.compress(json.dumps(record).encode())
         with self._engine.begin() as db:
-            row = insert_into(self._engine, decisions).values(job=job, at=at, record=packed)
-            db.execute(row.on_conflict_do_nothing())
+            insert = insert_into(self._engine, decisions).values(job=job, at=PASSING if passing else at, record=packed)
+            db.execute(insert.on_conflict_do_update(index_elements=["job", "at"], set_={"record": packed}))
 
     def decisions(self, job: str) -> list[dict[str, Any]]:
         """The records of a job's decisions, oldest first."""

@@ -87,7 +87,8 @@ def decided(
         heading=heading,
     )
     decision = record.decide(inputs)
-    world.records.decided(state.job, now, record.to_json(inputs, decision))
+    passing = decision.offer is None or weighing
+    world.records.decided(state.job, now, record.to_json(inputs, decision), passing=passing)
     return outlook, decision
 
 

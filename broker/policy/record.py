@@ -20,7 +20,7 @@ from broker.policy.hazard import Experience
 from broker.policy.memory import Memory
 
 VERSION = 1
-MOST = 3000
+MOST = 1000
 """Offers that a record keeps. Beyond, the dearest are left out of it: they were never near being taken."""
 SOONEST = 0.1
 """Seconds until the next look at the least."""

@@ -236,6 +236,18 @@ def test_a_job_goes_back_to_spot_and_runs_on_until_the_new_machine_is_ready(stag
     assert "goes back to spot in fake/a/a1: " in event.text
 
 
+def test_a_budget_leaves_room_for_the_move_back(staged: Any) -> None:
+    """The machine that makes room is told to end with the handover, so that its share is the new one's but for that."""
+    stage = staged([STEADY, CHEAP], work=5 * HOUR)
+    stage.cloud.limit("*/spot", 0)
+    later(stage, HOUR, lambda: stage.cloud.limit("*/spot", 9))
+    job = stage.submit(budget=11.0)
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert markets(stage, job) == ["on_demand", "spot"]
+    assert stage.cloud.spent() <= 11.0
+
+
 def test_a_job_does_not_move_for_its_last_minutes(staged: Any) -> None:
     stage, job = back(staged, 1.05 * HOUR, HOUR)
     assert markets(stage, job) == ["on_demand"], stage.story(job)
@@ -294,8 +306,8 @@ def test_replaying_a_record_gives_the_same_decision(staged: Any) -> None:
         assert job.status == "succeeded", stage.story(job)
         for record in stage.world.records.decisions(job.id):
             again = replay(record)
-            assert again.to_json(limit=3000) == record["decision"]
+            assert again.to_json(limit=1000) == record["decision"]
             assert record["decision"]["reasons"]
             assert record["decision"]["ranked"] or record["decision"]["rejected"]
             count += 1
-    assert count > 12
+    assert count > 9

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import ConfigError, JobNotFound
-from broker.store import JobRow, PlacementRow, Store, database_url, filesystem, open_store
+from broker.store import JobRow, OverBudget, PlacementRow, Store, database_url, filesystem, open_store
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -110,3 +110,28 @@ def test_a_network_filesystem_is_refused(tmp_path: Path) -> None:
 def test_a_database_must_be_postgres(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="postgresql://"):
         database_url(tmp_path, "mysql://x/y", "jobs.db")
+
+
+def test_no_two_jobs_take_the_same_dollar(store: Store) -> None:
+    """What else may cost money is read while nobody else can write: of eight that fit alone only two get through."""
+    offer = {"price": 1.0, "disk_price": 0.0, "simulated": False}
+    taken: list[str] = []
+
+    def take(job: str) -> None:
+        intent = PlacementRow(job, 1, "intent", {"offer": offer, "end_by": 3600.0}, ["because"], 0.0)
+        try:
+            store.intend(intent, fits=lambda bills: sum(bill.committed(0.0) for bill in bills.values()) + 1.0 <= 2.5)
+            taken.append(job)
+        except OverBudget:
+            pass
+
+    for number in range(8):
+        store.add_job(row(f"j{number}"))
+    threads = [threading.Thread(target=take, args=(f"j{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 2
+    assert {key[0] for key in store.bills(0.0, simulated=False)} == set(taken)
+    assert store.bills(0.0, simulated=True) == {}
