@@ -19,7 +19,8 @@ PLACES = ("cloud", "region", "zone")
 class Alternatives:
     """ordered: the first that can be had wins, whatever the prices. spot: as use_spot says, None where it says nothing.
 
-    restarts and codes: of `job_recovery`. labels: of every machine. problems and warnings: what is wrong, and what the user should be told.
+    restarts and codes: of `job_recovery`. labels: of every machine. problems and warnings: what is wrong, and what the
+    user should be told.
     """
 
     resources: tuple[Resources, ...] = (Resources(),)

@@ -32,6 +32,7 @@ from broker import errors, garbage, lifecycle, observing
 from broker.config import Config
 from broker.home import JobKeys
 from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
+from broker.messages import Messages
 from broker.state import JobState, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
@@ -43,6 +44,7 @@ APPLICATION_VERSION = "1"
 RUN = "~"  # between a job's id and the number of its second and later workflows
 GOING = ("PENDING", "ENQUEUED", "DELAYED")
 CLAIM_EVERY, ADOPT_EVERY, SWEEP_EVERY, TIDY_EVERY = 0.5, 3.0, 60.0, 3600.0
+TELL_EVERY = 2.0
 ERRORS_BEFORE_GIVING_UP = 20
 BACKGROUND_IDLE = 5.0
 CLOSE_LIMIT = 60.0
@@ -90,6 +92,7 @@ class Engine:
         store = open_store(config.state, config.database)
         self.world = World(config, store, time.time, store.installation())
         self.watcher = Watcher(self.world)
+        self.messages = Messages(config, store)
         self.executor_id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.url = database_url(config.state, config.database, "engine.db")
         self.lock = lock_of(config, self.executor_id)
@@ -175,6 +178,9 @@ class Engine:
             self.closing = True
             self._idle.wait_for(lambda: self._busy == 0, timeout=CLOSE_LIMIT)
         self.watcher.close()
+        with contextlib.suppress(Exception):
+            # A job's end is often why its broker ends: that is news, too.
+            self.messages.send()
         # Workflows that wait are cancelled here and stay pending, which DBOS would report as an error of theirs.
         logging.getLogger("dbos").setLevel(logging.CRITICAL + 1)
         if os.getpid() == self._pid:
@@ -220,12 +226,14 @@ class Engine:
     def _keep_up(self) -> None:
         start = time.monotonic()
         due = {"claim": 0.0, "adopt": 0.0, "sweep": start + 5.0, "tidy": start + TIDY_EVERY, "observe": start + 20.0}
+        due["tell"] = start + 1.0
         duties: dict[str, tuple[float, Callable[[], object]]] = {
             "claim": (CLAIM_EVERY, self.claim),
             "adopt": (ADOPT_EVERY, self.adopt),
             "sweep": (SWEEP_EVERY, self.sweep),
             "tidy": (TIDY_EVERY, self.tidy),
             "observe": (observing.EVERY, self.observe),
+            "tell": (TELL_EVERY, self.messages.send),
         }
         while not self._stop.wait(0.2):
             for name, (every, duty) in duties.items():

@@ -287,6 +287,16 @@ class ScheduleFields(Fields):
     )
 
 
+class NotifyFields(Fields):
+    on: Texts | None = _field(
+        "Which news: `finished`, `failed`, `moved`, `stuck`, `budget` (a limit was reached) and `nothing` (to be had). "
+        "All but `moved` by default."
+    )
+    command: Text | None = _field("A shell command, run where the broker is, that gets the text on its stdin.")
+    webhook: Text | None = _field("An http(s) URL that gets the news by POST as JSON, or `env:NAME` that holds it.")
+    apprise: Texts | None = _field("URLs for the package apprise (`pip install 'spotbroker[notify]'`), or `env:NAME`.")
+
+
 class MountFields(Fields):
     source: Text | None = _field("A file or folder here, relative to the task file, or a bucket's URL.")
     mode: Annotated[Literal["COPY", "MOUNT", "MOUNT_CACHED"], BeforeValidator(
@@ -365,6 +375,9 @@ class TaskFields(Fields):
         "When to run it again and again, by `broker schedule add`: a map, or a cron line with a time zone after it, "
         "such as `30 2 * * 1-5 Europe/Paris`."
     )
+    notify: Annotated[NotifyFields, _as("command", NotifyFields)] | None = _field(
+        "Whom the job tells how it goes: a command, or a map."
+    )
     home: Text | None = _field("The URL of the store that keeps snapshots and results. The configured one by default.")
     rehearse: RehearseFields | None = _field("How a rehearsal makes the task short, and judges it.")
     inputs: Any = _ignored("the cost of data moving between clouds is not estimated from it")
@@ -395,6 +408,7 @@ MODELS: dict[str, type[Fields]] = {
     "checkpoint": CheckpointFields,
     "work": WorkFields,
     "schedule": ScheduleFields,
+    "notify": NotifyFields,
     "rehearse": RehearseFields,
     "file_mounts.*": MountFields,
 }

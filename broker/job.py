@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -271,8 +272,6 @@ class Job:
 
     def _secrets(self, given: Mapping[str, str]) -> dict[str, str]:
         """The values of the task's secrets, from the caller, the environment or the task's file."""
-        import os
-
         names = self.task.secrets.keys()
         found = {name: os.environ[name] for name in names if name in os.environ} | dict(given)
         source = self.task.source
@@ -458,11 +457,13 @@ def submit(
     job_id: of whoever must be able to do this twice and have one job, such as a schedule; else a new one.
     """
     from broker.consent import consented
+    from broker.messages import Messages
     from broker.placement import prepare
     from broker.store import JobRow
     from broker.vault import seal
 
     task = consented(task.with_hidden_sealed(), config.state)
+    notify = task.notify.filled(os.environ) if task.notify is not None else None
     job_id = job_id or f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
     prepared = {**prepare(job_id, task, home, config), **_deadline(task)}
@@ -478,6 +479,8 @@ def submit(
         plan=decision.to_json() if decision is not None else None,
     )
     store.add_job(row)
+    if notify is not None:
+        Messages(config, store).expect(job_id, notify)
     store.event(job_id, "submitted", f"submitted; home {home}", once="")
     return Job(store.job(job_id), config, store)
 

@@ -15,20 +15,25 @@ if TYPE_CHECKING:
 LAST_LINES = 8
 
 
-def summary(job: Job, schedule: Schedule, run: Run) -> str:
-    """A dozen lines at most: how it ended, what it cost, where its results are, what to do, what comes next."""
+def summary(job: Job, schedule: Schedule | None = None, run: Run | None = None) -> str:
+    """A dozen lines at most: how it ended, what it cost, where its results are, what to do, what comes next.
+
+    schedule, run: those that the job was launched by, if any.
+    """
     from broker.report import of
 
     report = of(job.refresh())
-    lines = [f"{job.id} {report.outcome or report.status}", f"run of {told(run.slot, schedule.zone)}"]
-    lines += [run.note] if run.note else []
+    lines = [f"{job.id} {report.outcome or report.status}"]
+    if schedule is not None and run is not None:
+        lines += [f"run of {told(run.slot, schedule.zone)}", *([run.note] if run.note else [])]
     lines += [_took(report)]
     if kept := job.outputs() if job.row.exit_code == 0 else {}:
         lines.append(f"outputs: {len(kept)} file{'s' * (len(kept) != 1)}: broker pull {job.id}")
     if job.row.exit_code:
         lines.append(f"try: {job.row.fix or f'broker logs {job.id}'}")
         lines += [f"  | {line}" for line in _last_lines(job)]
-    lines += [f"next: {told(at, schedule.zone)}" for at in upcoming(schedule, run.at, 1)]
+    if schedule is not None and run is not None:
+        lines += [f"next: {told(at, schedule.zone)}" for at in upcoming(schedule, run.at, 1)]
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
 from broker.mounts import Mount
+from broker.notify import Notify
 from broker.offer import Market, OfferQuery, Trust
 from broker.resources import Resources
 from broker.schedule import Schedule
@@ -153,8 +154,8 @@ class Task:
     sign of life after which it is moved once, then ended. ordered: the first of the resources that can be had wins,
     whatever the prices. file_mounts: what is brought along besides the workdir. labels: tags of the machines.
     deadline as typed, budget in USD. schedule: when it runs again and again, once `broker schedule add` was told of
-    it. home: URL of the store, empty for the configured one. source: the file it was read from. warnings: what its
-    reader should tell.
+    it. notify: whom it tells how it goes. home: URL of the store, empty for the configured one. source: the file it was
+    read from. warnings: what its reader should tell.
 
     Raises InvalidTaskError, which is a TaskError, for wrong values, with all of them named.
     """
@@ -184,6 +185,7 @@ class Task:
     budget: float | None = None
     speed: Mapping[str, float] = field(default_factory=dict)
     schedule: Schedule | None = None
+    notify: Notify | None = None
     home: str = field(default="", repr=False)
     rehearse: Rehearse | None = None
     source: Path | None = None
@@ -262,7 +264,7 @@ class Task:
             yield Problem(f"envs.{name}", "is among secrets too", "keep it in secrets only")
         if not self.resources:
             yield Problem("resources", "at least one alternative is needed")
-        for part in (*self.resources, self.checkpoint, self.work, self.rehearse, self.schedule):
+        for part in (*self.resources, self.checkpoint, self.work, self.rehearse, self.schedule, self.notify):
             if part is not None:
                 yield from part.problems()
         for pattern in self.outputs:
@@ -390,6 +392,7 @@ class Task:
 
         data = asdict(self)
         data["secrets"] = sorted(self.secrets)
+        data["notify"] = self.notify.shown() if self.notify is not None else None
         data["workdir"] = str(self.workdir) if self.workdir else None
         data["source"] = str(self.source) if self.source else None
         plain: dict[str, Any] = json.loads(json.dumps(data))
@@ -407,6 +410,7 @@ class Task:
                 "resources": _resources(values["resources"]),
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
+                "notify": _notify(values.get("notify")),
                 "schedule": Schedule(**values["schedule"]) if isinstance(values.get("schedule"), dict) else None,
                 "rehearse": Rehearse(
                     **{
@@ -455,6 +459,11 @@ def load(
             fix=f"give a task file, or one of the bundled tasks: {', '.join(bundled.names())}",
         )
     return Task.from_yaml(path, envs=envs, secrets=secrets, environ=environ)
+
+
+def _notify(data: Mapping[str, Any] | None) -> Notify | None:
+    """What `to_json` wrote of it, which says only where its URLs lead."""
+    return Notify(**{**data, "on": tuple(data["on"]), "apprise": tuple(data["apprise"])}) if data else None
 
 
 def slug_of(name: str) -> str:

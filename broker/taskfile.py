@@ -26,6 +26,7 @@ from broker.errors import TaskError
 from broker.fields import (
     CheckpointFields,
     MountFields,
+    NotifyFields,
     RehearseFields,
     ScheduleFields,
     TaskFields,
@@ -34,6 +35,7 @@ from broker.fields import (
 )
 from broker.filling import fill
 from broker.mounts import Mount
+from broker.notify import USUAL, Notify
 from broker.offer import Trust
 from broker.resources import Resources
 from broker.schedule import Schedule
@@ -318,6 +320,7 @@ class _Reader:
             "budget": model.budget,
             "speed": model.speed,
             "schedule": self._schedule(model.schedule),
+            "notify": _notify(model.notify),
             "recover_on_exit_codes": found.codes,
             "labels": found.labels,
             "checkpoint": _checkpoint(model.checkpoint),
@@ -413,6 +416,17 @@ def _checkpoint(model: CheckpointFields | None) -> Checkpoint | None:
     if model is None or model.path is None:
         return None
     return Checkpoint(**{name: value for name, value in model.model_dump().items() if value is not None})
+
+
+def _notify(model: NotifyFields | None) -> Notify | None:
+    if model is None:
+        return None
+    return Notify(
+        on=USUAL if model.on is None else tuple(model.on),
+        command=model.command or "",
+        webhook=model.webhook or "",
+        apprise=tuple(model.apprise or ()),
+    )
 
 
 def _cloning(workdir: WorkdirFields | None) -> str:

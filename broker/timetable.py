@@ -250,6 +250,8 @@ class Timetable:
         given = entry.given
         task = load(entry.file, envs=given.get("envs"), environ={**given.get("secrets", {}), **os.environ})
         changes: dict[str, Any] = {}
+        if task.notify is not None:
+            changes["notify"] = task.notify.filled({**given.get("notify", {}), **os.environ})
         if entry.schedule.deadline:
             at = moment(entry.schedule.deadline, max(slot, now), entry.schedule.zone)
             changes["deadline"] = iso(at, entry.schedule.zone)
@@ -278,7 +280,9 @@ def entry_of(task: Task, environ: Mapping[str, str], envs: Mapping[str, str], *,
             fix='add one, such as `schedule: {cron: "0 22 * * 1-5", tz: Europe/Lisbon}`',
         )
     secrets = {name: value for name, value in task.secrets.items() if environ.get(name) == value}
-    return Entry(task.name, task.source, task.schedule, time.time(), by, {"envs": dict(envs), "secrets": secrets})
+    notify = {name: environ[name] for name in (task.notify.variables if task.notify else ()) if name in environ}
+    given = {"envs": dict(envs), "secrets": secrets, "notify": notify}
+    return Entry(task.name, task.source, task.schedule, time.time(), by, given)
 
 
 def _missed(found: Due) -> str:
