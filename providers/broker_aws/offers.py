@@ -22,6 +22,8 @@ from broker_aws.settings import Settings
 from broker_aws.zones import Zone, Zones
 
 NOTICE = 120.0  # seconds between a spot machine's notice and its end
+# No default VPC reaches into local zones (AWS Local Zones, "Default subnets").
+NO_SUBNET = "a local zone needs a subnet of its own: name one in [providers.aws] subnets"
 USAGE = {Market.SPOT: "spot", Market.ON_DEMAND: "on-demand"}
 
 
@@ -196,5 +198,6 @@ def _composed(region: Region, query: OfferQuery, bands: Mapping[str, int], now: 
                 interruption=per_hour(band) if market is Market.SPOT and band is not None else None,
                 notice=NOTICE if market is Market.SPOT else None,
                 fetched_at=now,
+                blocked=NO_SUBNET if zone.group and not zone.subnet else "",
                 extra={key: value for key, value in known.items() if value not in (None, "")},
             )

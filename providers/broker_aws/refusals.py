@@ -65,6 +65,10 @@ FIXES = {
     "VPCIdNotSpecified": "make a default VPC (`aws ec2 create-default-vpc --region REGION`) or name subnets in "
     "[providers.aws]",
     "InsufficientFreeAddressesInSubnet": "the subnet is full: name a larger one in [providers.aws] subnets",
+    "MissingInput": "make one (`aws ec2 create-default-subnet --region REGION --availability-zone ZONE`), or name "
+    "subnets in [providers.aws]",
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "somebody with the right to must do it once: aws iam "
+    "create-service-linked-role --aws-service-name spot.amazonaws.com",
     "PendingVerification": "AWS still verifies the account for this region; it takes up to four hours",
     "InvalidAMIID.NotFound": "an AMI belongs to one region and may need to be shared with this account",
     "InvalidSubnetID.NotFound": "see [providers.aws] subnets",
@@ -119,12 +123,16 @@ def refused(response: Any, *, creating: bool, offer: Offer | None, region: str) 
     code, message = str(told.get("Code", "")), str(told.get("Message", ""))
     region = region or (offer.region if offer else "")
     text = f"{code}: {message}" + (f" ({region})" if region else "")
-    known = {"provider": NAME, "code": code, "fix": FIXES.get(code, "").replace("REGION", region)}
-    if CAPACITY.fullmatch(code) or code in NOT_HERE:
+    known = {
+        "provider": NAME,
+        "code": code,
+        "fix": FIXES.get(code, "").replace("REGION", region).replace("ZONE", offer.zone if offer else "ZONE"),
+    }
+    if CAPACITY.fullmatch(code) or code in NOT_HERE or (code == "MissingInput" and "subnet" in message):
         return NoCapacity(text, **known)
     if RATE.fullmatch(code):
         return RateLimited(text, retry_after=_retry_after(response), **known)
-    if code in AUTH:
+    if code in AUTH or code.startswith("AuthFailure."):
         return _denied(code, message, text, offer)
     if LIMIT.fullmatch(code) or code in REGION:
         return _limited(code, text, offer, region, known["fix"])
@@ -145,7 +153,9 @@ def _denied(code: str, message: str, text: str, offer: Offer | None) -> Provider
     if offer is not None and "service control policy" in message:
         fix = f"the organisation bars {offer.region}: take it out of providers.aws.regions"
         return QuotaExceeded(text, scope=f"{NAME}/{offer.region}", provider=NAME, code=code, fix=fix)
-    if code in EXPIRED:
+    if code in FIXES:
+        fix = FIXES[code]
+    elif code in EXPIRED:
         fix = "log in again (`aws sso login`); if that does not help, set this computer's clock"
     elif code in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"):
         fix = "give the user or role the policy in providers/broker_aws/README.md"

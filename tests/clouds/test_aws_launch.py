@@ -163,6 +163,7 @@ def test_a_bid_is_the_machines_without_its_disk(aws: Aws, provider: AwsProvider)
         {"code": "OptInRequired", "class": "quota"},
         {"code": "VPCIdNotSpecified", "class": "quota"},
         {"code": "ExpiredToken", "class": "auth"},
+        {"code": "AuthFailure.ServiceLinkedRoleCreationNotPermitted", "class": "auth"},
         {"code": "SOME_NEW_CODE_2027", "class": "unknown"},
     ],
     ids=lambda entry: entry["code"],
@@ -385,6 +386,18 @@ def test_a_full_subnet(aws: Aws, tmp_path: Path) -> None:
         provider.launch(request_for(offer))
     assert "subnets" in caught.value.fix
     assert not rented(aws)
+
+
+def test_a_zone_without_a_default_subnet_is_passed_over(aws: Aws, provider: AwsProvider) -> None:
+    offer = spot_offer(provider)
+    client = boto3.client("ec2", region_name="us-east-1")
+    for subnet in client.describe_subnets()["Subnets"]:
+        if subnet["AvailabilityZone"] == offer.zone:
+            client.delete_subnet(SubnetId=subnet["SubnetId"])
+    with pytest.raises(NoCapacity, match="No default subnet") as caught:
+        provider.launch(request_for(offer))
+    assert f"create-default-subnet --region us-east-1 --availability-zone {offer.zone}" in caught.value.fix
+    assert provider.launch(request_for(spot_offer(provider, "us-east-1b"))).id
 
 
 def test_user_data_has_a_limit(aws: Aws, provider: AwsProvider) -> None:

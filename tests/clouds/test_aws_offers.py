@@ -15,6 +15,7 @@ from clouds.aws.state import Row, ZoneRow
 
 from broker.errors import AuthFailed, InvalidRequest, ProviderError, ProviderUnavailable, QuotaExceeded, RateLimited
 from broker.offer import Market, Offer, OfferQuery
+from broker.policy.choose import Memory, Wish, choose
 from broker.policy.hazard import advisor
 from broker.provider import PartialOffers
 from broker_aws import AwsProvider
@@ -92,6 +93,14 @@ def test_h100_over_all_regions(aws: Aws, provider: AwsProvider) -> None:
     assert {o.market for o in offers if o.region == "ap-northeast-2"} == {Market.ON_DEMAND}
     atlanta = next(o for o in offers if o.extra["zone_id"] == "use1-atl2-az1" and o.market is Market.ON_DEMAND)
     assert atlanta.price == 55.04
+    assert "needs a subnet" in atlanta.blocked, "shown, and never chosen without one"
+    wish, now = Wish(queries=(H100,), spot="auto"), time.time()
+    best = choose(offers, wish=wish, memory=Memory(), now=now).offer
+    assert best is not None
+    assert best.extra["zone_id"] == "use2-az1"
+    tied = choose([o for o in offers if o.region == "ca-central-1"], wish=wish, memory=Memory(), now=now).offer
+    assert tied is not None
+    assert (tied.market, tied.price) == (Market.ON_DEMAND, 63.296), "the same price without the risk"
 
 
 def test_a_local_zone_only_where_opted_in(

@@ -74,6 +74,9 @@ def _refusal(world: Ec2, request: Request, form: dict[str, str]) -> Answer | Non
     if zone and not _offered(world, request.region, zone, type_):
         text = f"Your requested instance type ({type_}) is not supported in your requested Availability Zone ({zone})."
         return ec2_error("Unsupported", text)
+    subnets = _backend(request.region).describe_subnets(filters={"default-for-az": ["true"]})
+    if zone and "SubnetId" not in form and zone not in [one.availability_zone for one in subnets]:
+        return ec2_error("MissingInput", f"No default subnet for availability zone: '{zone}'.")
     if form.get("SubnetId") in world.full_subnets:
         text = f"The specified subnet does not have enough free addresses: {form['SubnetId']}"
         return ec2_error("InsufficientFreeAddressesInSubnet", text)
