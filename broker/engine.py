@@ -99,6 +99,7 @@ class Engine:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
+        self._news: threading.Thread | None = None
         self._closed = threading.Event()
         self._life: threading.Thread | None = None
         self._observer: threading.Thread | None = None
@@ -136,6 +137,8 @@ class Engine:
         self._life.start()
         self._upkeep = threading.Thread(target=self._keep_up, name="spotbroker upkeep", daemon=True)
         self._upkeep.start()
+        self._news = threading.Thread(target=self._tell, name="spotbroker news", daemon=True)
+        self._news.start()
 
     def _launch(self, failures: list[BaseException]) -> None:
         try:
@@ -178,9 +181,8 @@ class Engine:
             self.closing = True
             self._idle.wait_for(lambda: self._busy == 0, timeout=CLOSE_LIMIT)
         self.watcher.close()
-        with contextlib.suppress(Exception):
-            # A job's end is often why its broker ends: that is news, too.
-            self.messages.send()
+        if self._news is not None:
+            self._news.join(timeout=CLOSE_LIMIT)
         # Workflows that wait are cancelled here and stay pending, which DBOS would report as an error of theirs.
         logging.getLogger("dbos").setLevel(logging.CRITICAL + 1)
         if os.getpid() == self._pid:
@@ -190,6 +192,17 @@ class Engine:
             self._life.join()
         self.lock.release()
         self.world.store.close()
+
+    def _tell(self) -> None:
+        """Send the jobs' news, beside all else: a mail may take its time."""
+        while True:
+            ending = self._stop.wait(TELL_EVERY)
+            try:
+                self.messages.send()
+            except Exception as error:  # noqa: BLE001 - news must not end the broker
+                print(f"spotbroker: news could not be sent and are tried again: {error}", file=sys.stderr)  # noqa: T201
+            if ending:  # a job's end is often why its broker ends, and that was news, too
+                return
 
     def _show_life(self) -> None:
         while True:
@@ -226,14 +239,12 @@ class Engine:
     def _keep_up(self) -> None:
         start = time.monotonic()
         due = {"claim": 0.0, "adopt": 0.0, "sweep": start + 5.0, "tidy": start + TIDY_EVERY, "observe": start + 20.0}
-        due["tell"] = start + 1.0
         duties: dict[str, tuple[float, Callable[[], object]]] = {
             "claim": (CLAIM_EVERY, self.claim),
             "adopt": (ADOPT_EVERY, self.adopt),
             "sweep": (SWEEP_EVERY, self.sweep),
             "tidy": (TIDY_EVERY, self.tidy),
             "observe": (observing.EVERY, self.observe),
-            "tell": (TELL_EVERY, self.messages.send),
         }
         while not self._stop.wait(0.2):
             for name, (every, duty) in duties.items():

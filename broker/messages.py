@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from broker.config import Config
 from broker.errors import BrokerError, JobNotFound
 from broker.notify import News, Notify, news
-from broker.store import Store, insert_into, metadata
+from broker.store import Store, insert_into, made, metadata
 from broker.vault import seal, unseal
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Messages:
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store = config, store
-        metadata.create_all(store.engine, tables=[waiting])
+        made(store.engine, (waiting,))
 
     def expect(self, job: str, notify: Notify) -> None:
         """Tell of a job from now on; one that is told of already stays as it is."""

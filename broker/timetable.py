@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError, JobNotFound, TaskError
 from broker.schedule import Due, Schedule, due, iso, moment, told
-from broker.store import Store, insert_into, metadata
+from broker.store import Store, insert_into, made, metadata
 from broker.vault import seal, unseal
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Timetable:
 
     def __init__(self, config: Config, store: Store) -> None:
         self.config, self.store = config, store
-        metadata.create_all(store.engine, tables=[schedules, runs])
+        made(store.engine, (schedules, runs))
 
     def add(self, entry: Entry) -> None:
         """Keep a schedule; one of the same name is replaced, and what it has run stays run."""
