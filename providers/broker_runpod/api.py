@@ -22,23 +22,17 @@ REST_QUOTA, GRAPH_QUOTA = (50, 60.0), (60, 60.0)
 CLOUD_FIELDS = "minimumBidPrice uninterruptablePrice minVcpu minMemory stockStatus availableGpuCounts"
 PRICES = f"""query Prices($secure: GpuLowestPriceInput!, $community: GpuLowestPriceInput!) {{
   gpuTypes {{
-    id displayName memoryInGb secureCloud communityCloud securePrice communityPrice secureSpotPrice communitySpotPrice
+    id memoryInGb secureCloud communityCloud securePrice communityPrice secureSpotPrice communitySpotPrice
     maxGpuCount maxGpuCountSecureCloud maxGpuCountCommunityCloud
     secureStock: lowestPrice(input: $secure) {{ {CLOUD_FIELDS} }}
     communityStock: lowestPrice(input: $community) {{ {CLOUD_FIELDS} }}
   }}
 }}"""
-PODS = """query Pods {
-  myself {
-    pods {
-      id name desiredStatus lastStatusChange costPerHr gpuCount env podType containerDiskInGb
-      machine { gpuDisplayName location } runtime { uptimeInSeconds }
-    }
-  }
-}"""
+# No more than is read: a field that RunPod drops makes the whole question invalid.
+PODS = "query Pods { myself { pods { id name desiredStatus lastStatusChange costPerHr env } } }"
 ACCOUNT = "query Account { myself { id clientBalance currentSpendPerHr } }"
 RENT_SPOT = """mutation RentSpot($input: PodRentInterruptableInput!) {
-  podRentInterruptable(input: $input) { id desiredStatus costPerHr machineId lastStatusChange }
+  podRentInterruptable(input: $input) { id desiredStatus costPerHr }
 }"""
 TERMINATE = "mutation Terminate($input: PodTerminateInput!) { podTerminate(input: $input) }"
 
@@ -64,7 +58,8 @@ class Api:
     def graph(
         self, query: str, variables: Mapping[str, Any] | None = None, *, creating: bool = False, keyless: bool = False
     ) -> dict[str, Any]:
-        """GraphQL's `data`, whole. Raises for any error in the answer, also for one that came with HTTP 200.
+        """GraphQL's `data`. Raises for an error in the answer, also for one that came with HTTP 200; but not for one deep
+        inside, such as one card's stock, where all rows are there, and not where what was to be created was.
 
         An endpoint that is there no more raises Withdrawn: RunPod retires GraphQL early in 2027.
         """
@@ -73,9 +68,10 @@ class Api:
             answer = self._rest.call("POST", "/graphql", body=body, creating=creating, keyless=keyless, lane="graphql")
         if not isinstance(answer, dict):
             raise ProviderError(f"GraphQL answered {answer!r}", provider=NAME, code="no object")
-        if errors := refusals.graph_errors(answer):
-            raise refusals.graph(errors, creating=creating)
         data = answer.get("data")
+        errors = refusals.graph_errors(answer)
+        if errors and not (_made(data) if creating else _whole(data)):
+            raise refusals.graph(errors, creating=creating)
         return data if isinstance(data, dict) else {}
 
     def myself(self, query: str) -> dict[str, Any]:
@@ -86,6 +82,20 @@ class Api:
         if not isinstance(found, dict):
             raise AuthFailed("RunPod does not take this key", provider=NAME, code="myself is null", fix=NEW_KEY)
         return found
+
+
+def _made(data: Any) -> bool:
+    """Has something come of a mutation?"""
+    return isinstance(data, dict) and any(isinstance(value, dict) and value.get("id") for value in data.values())
+
+
+def _whole(data: Any) -> bool:
+    """Are all top-level fields there, and all rows of lists among them and right below? Errors then concern details."""
+    if not isinstance(data, dict) or not data:
+        return False
+    found = [*data.values()]
+    found += [value for field in data.values() if isinstance(field, dict) for value in field.values()]
+    return all(None not in value if isinstance(value, list) else value is not None for value in found)
 
 
 @contextlib.contextmanager

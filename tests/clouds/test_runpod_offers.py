@@ -14,7 +14,7 @@ from clouds.runpod.cloud import RunPod, card
 from clouds.runpod.hand import opened
 
 from broker.contract import wrap
-from broker.errors import AuthFailed, ConfigError, RateLimited
+from broker.errors import AuthFailed, ConfigError, ProviderUnavailable, RateLimited
 from broker.offer import Market, OfferQuery, Trust
 from broker.provider import OfferList, PartialOffers
 from broker_runpod import RunPodProvider
@@ -146,6 +146,22 @@ def test_a_least_bid_above_the_list_price_is_the_price(cloud: RunPod, tmp_path: 
     two = provider.offers(OfferQuery(gpu="A40", gpu_count=2))
     assert [round(offer.price, 6) for offer in two] == [0.62, 0.88]
     assert not provider.offers(OfferQuery(gpu="A40", gpu_count=4)), "4 are not among the counts that are to be had"
+
+
+def test_one_cards_failed_lookup_takes_no_other_card_away(cloud: RunPod, tmp_path: Path) -> None:
+    cloud.faults.add("deep error", ["gpuTypes", 1, "secureStock"])
+    provider = keyless(cloud, tmp_path)
+    assert len(provider.offers(ONE)) == 4
+    cloud.faults.add("deep error", ["gpuTypes", 1, "secureStock"])
+    assert provider.offers(OfferQuery(gpu="A40", gpu_count=1)) == [], "what is not known is not offered"
+
+
+def test_rows_that_did_not_come_are_no_answer(cloud: RunPod, tmp_path: Path) -> None:
+    provider = opened(cloud, tmp_path)
+    for path in (["gpuTypes"], ["gpuTypes", 0]):
+        cloud.faults.add("deep error", path)
+        with pytest.raises(ProviderUnavailable):
+            provider.offers(ONE)
 
 
 def test_two_ids_of_one_card_are_two_types(cloud: RunPod, tmp_path: Path) -> None:

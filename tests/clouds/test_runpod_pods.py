@@ -439,6 +439,16 @@ def test_half_a_list_is_no_list(cloud: RunPod, provider: RunPodProvider, path: s
     assert listed(provider, instance) is not None
 
 
+@pytest.mark.parametrize("path", [["myself", "pods"], ["myself", "pods", 0]])
+def test_pods_that_graphql_could_not_look_up_are_not_gone(
+    cloud: RunPod, provider: RunPodProvider, path: list[Any]
+) -> None:
+    running(cloud, provider)
+    cloud.faults.add("deep error", path)
+    with pytest.raises(ProviderUnavailable):
+        provider.instances()
+
+
 # Case 24: the answer is lost, the pod is there
 
 
@@ -454,6 +464,14 @@ def test_a_pod_that_was_made_without_an_answer_is_found_by_its_name(
     assert pod.name == "sb-conformance-job7-1"
     (found,) = provider.instances()
     assert (found.id, found.job, found.generation) == (pod.id, "job7", 1)
+
+
+def test_a_pod_that_was_made_in_spite_of_an_error_is_ours(cloud: RunPod, provider: RunPodProvider) -> None:
+    offer = offer_of(provider, Market.SPOT)
+    cloud.faults.add("deep error", ["podRentInterruptable", "costPerHr"])
+    instance = provider.launch(request_for(offer))
+    assert list(cloud.pods) == [instance.id]
+    assert instance.hourly == pytest.approx(offer.hourly), "a price that is not told is the one that was bid"
 
 
 @pytest.mark.parametrize("market", [Market.SPOT, Market.ON_DEMAND])

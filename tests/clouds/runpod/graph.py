@@ -74,7 +74,17 @@ class Graph:
                 return Answer(400, {"errors": [_error(error.message, error.code)]})
             except LostAnswer:
                 return Answer(500, "<html>500</html>", kind="text/html")
+        if (deep := self.cloud.faults.take("deep error")) is not None:
+            errors.append({**_error("lookup failed", "INTERNAL_SERVER_ERROR"), "path": deep})
+            self._nulled(data, deep)
         return Answer(200, {"data": data} | ({"errors": errors} if errors else {}))
+
+    @staticmethod
+    def _nulled(data: Any, path: list[Any]) -> None:
+        """Null at that place, as GraphQL has it for a field whose lookup failed."""
+        for step in path[:-1]:
+            data = data[step]
+        data[path[-1]] = None
 
     def _validate(
         self, kind: str, declared: Mapping[str, str], selection: list[Selected], variables: Mapping[str, Any]
