@@ -46,7 +46,7 @@ home = typer.Typer(
     help="The object store where jobs keep what must outlive machines.", no_args_is_help=True, rich_markup_mode=None
 )
 schedule = typer.Typer(
-    help="Tasks that run again and again, woken by cron, a systemd timer or `broker up`.",
+    help="Tasks that run again and again, woken by cron or broker up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -18,7 +18,7 @@ def cost_verb(
     by: Annotated[Literal["job", "provider", "day"], typer.Option(help="What makes a line.")] = "job",
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a spreadsheet.")] = False,
 ) -> None:
-    """Show what was spent, and what the same hours would have cost on demand."""
+    """Show what was spent, and what on demand would have cost."""
     from broker import quantity
     from broker.job import jobs
     from broker.ledger import ledger

@@ -21,7 +21,9 @@ def migrate_verb(
     now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")] = False,
 ) -> int:
-    """Move a running job to the next-best offer: a fire drill, or a way off a slow machine.
+    """Move a running job to the next-best offer.
+
+    A fire drill, or a way off a slow machine.
 
     Its program saves and ends, the next machine goes on from there, the old one is ended.
     """

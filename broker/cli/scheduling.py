@@ -147,7 +147,7 @@ def _try_bare(screen: Screen, entry: Entry, config: Config) -> None:
 
 
 def list_verb(screen: Screen) -> None:
-    """List the schedules: when each runs next, and what became of its last run."""
+    """List the schedules: when each runs next, how it last went."""
     from broker.config import load
 
     timetable = open_timetable(load())
@@ -211,7 +211,7 @@ def next_verb(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task file, a bundled task, or a schedule's name.")],
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
 ) -> None:
-    """Print the next runs, in the schedule's zone with its offset from UTC."""
+    """Print the next runs, in the schedule's own time zone."""
     from broker.config import load
     from broker.schedule import upcoming
     from broker.task import load as load_task

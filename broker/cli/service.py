@@ -63,7 +63,7 @@ def tick_verb(
     screen: Screen,
     wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="Stay for so many at most.")] = 30.0,
 ) -> None:
-    """Look after all jobs and schedules once, and return; for cron.
+    """Look after all jobs and schedules once; for cron.
 
     Machines that no job owns are ended, too.
     """

@@ -36,7 +36,9 @@ def verify_verb(
     clean: Annotated[bool, typer.Option("--clean", help="Only end what earlier runs may have left.")] = False,
     yes: YesOption = False,
 ) -> int:
-    """Try a provider on your own account: does it do what its adapter relies on?
+    """Try a provider on your own account.
+
+    Does it do what its adapter relies on?
 
     Rents the cheapest machine a few times, ends each, and writes a report without keys, accounts or addresses.
     """
