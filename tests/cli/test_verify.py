@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from cli import crooked
-from cli.command import Cli, wait_for
+from cli.command import Cli
 from cli.terminal import Terminal
 
+from broker.meter import Ledger
 from broker.provider import State
+from broker.testing import wait_for as quickly
 from broker_local import LocalProvider
 
 KEY = "crooked-key-EXAMPLE"
@@ -38,8 +40,7 @@ def alive(cli: Cli, states: Sequence[State] = ANY) -> list[str]:
 
 
 def ledger(cli: Cli) -> list[dict[str, Any]]:
-    path = cli.state / "verify" / "local.log"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list(Ledger(cli.state / "verify" / "local.log").entries())
 
 
 def report(cli: Cli, provider: str) -> tuple[str, dict[str, Any]]:
@@ -63,7 +64,8 @@ def test_local_keeps_its_contract_on_a_users_account(cli: Cli) -> None:
 def started(cli: Cli, *more: str) -> subprocess.Popen[str]:
     """A run that has rented something just now."""
     process = cli.start("verify", "local", "-y", *more)
-    wait_for(lambda: any(entry["what"] == "rented" for entry in ledger(cli)), "something to be rented")
+    # A simulated machine may live for a tenth of a second only.
+    assert quickly(lambda: any(entry["what"] == "rented" for entry in ledger(cli)), 60.0, every=0.002)
     return process
 
 
@@ -84,7 +86,7 @@ def killed(cli: Cli) -> None:
     for _ in range(10):
         process = started(cli, "--only", "L5")
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: stopped(process.pid), "the run to stand still")  # noqa: B023 - called at once
+        assert quickly(lambda: stopped(process.pid), 10.0)  # noqa: B023 - called at once
         left = alive(cli, (State.PENDING, State.RUNNING))
         process.kill()
         process.communicate()
