@@ -29,6 +29,8 @@ import pytest
 
 START_LIMIT = 60.0
 ROLE = "arn:aws:iam::role/JobRole"
+# Every bucket takes volumes of its own, seven at once where it is not told: a hundred would serve fourteen buckets.
+FEW_VOLUMES = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
 
 
@@ -99,7 +101,7 @@ def running() -> Iterator[SeaweedFS]:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                env={"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder)},
+                env={"PATH": os.defpath, "HOME": str(folder), "TMPDIR": str(folder), **FEW_VOLUMES},
                 preexec_fn=end_with_parent,  # noqa: PLW1509 - only prctl is called
             )
         wait_until_it_stores(server, process)
@@ -158,7 +160,7 @@ def configure(folder: Path, signing_key: bytes) -> list[str]:
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
         "-master.volumeSizeLimitMB=1024",
-        "-volume.max=100",
+        "-volume.max=5000",
         "-master.telemetry=false",
         "-s3",
         "-s3.port.iceberg=0",
