@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +14,8 @@ import pytest
 from unit.stage import START, Stage, offer
 
 from broker.experience import LOOKED_AWAY, Lesson, Records
+from broker.home import JobKeys
+from broker.manifest import File, Manifest
 from broker.observing import EVERY, MOST, observe, queries
 from broker.offer import Market, OfferQuery
 from broker.outlook import outlook_of, planned
@@ -188,3 +192,49 @@ def test_a_live_broker_looks_at_zones_between_jobs_at_a_bounded_price(stage: Sta
     assert stage.world.records.sky([("fake", "v100")], START, stage.clock())[0].zones
     stage.clock.advance(30 * 86_400)
     assert not observe(stage.world)  # nobody has asked for them for a month
+
+
+def test_work_left_comes_from_the_checkpoint_itself(stage: Stage) -> None:
+    """Hugging Face's trainer writes its step and all steps beside the weights; the program reports nothing."""
+    job = stage.submit(work=None, resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    stage.at_tick = lambda now: now + 60.0
+    stage.run(job, until=lambda: stage.clock() > START + HOUR)
+    rows = job.placements()
+    beat = {**(rows[0].beat or {}), "seq": 1, "manifest_step": 300}
+    beat["progress"] = {"step": 300, "total": None, "at": stage.clock()}
+    stage.store.update_placement(job.id, 1, beat=beat)
+    assert outlook_of(job.row, job.task, stage.state(job), stage.world).left.hours is None
+    home, keys = stage.world.home(job.row.home), JobKeys(job.id)
+    trainer = json.dumps({"global_step": 300, "max_steps": 900, "log_history": []}).encode()
+    sha = hashlib.sha256(trainer).hexdigest()
+    home.put(keys.blob(sha), trainer)
+    files = {"checkpoint-300/trainer_state.json": File(sha, len(trainer), 0o644)}
+    home.put(keys.manifest(1, 1), Manifest(1, 1, START, 300, {"checkpoint-300": "hf"}, files).to_bytes())
+    found = outlook_of(job.row, job.task, stage.state(job), stage.world).left
+    assert found.source.startswith("its checkpoint (step 300 of 900): 600 steps left at ")
+    ran = (stage.clock() - START - 600) / HOUR
+    assert found.hours == pytest.approx(600 / (300 / ran), rel=0.05)
+
+
+def test_a_move_takes_the_checkpoint_out_of_the_home(store: Store) -> None:
+    records = Records(store)
+    records.learn(lesson(1, checkpoint=12 * 2**30))
+    asked = task(work=Work(hours=6), resources=Resources(gpu="H100", gpu_count=1))
+
+    def cost(home: str, provider: str, region: str, settings: dict[str, str] | None = None) -> float:
+        prospect = planned(asked, home, settings or {}, records, START).wish.prospect
+        assert prospect is not None
+        assert prospect.checkpoint == 12.0
+        found = prospect.egress_of(replace(A1, provider=provider, region=region))
+        assert found is not None
+        return found
+
+    assert cost("s3://b/p", "vast", "x") == 0.09
+    assert cost("s3://b/p", "aws", "us-east-1", {"region": "us-east-1"}) == 0.0
+    assert cost("s3://b/p", "aws", "us-west-2", {"region": "us-east-1"}) == 0.02
+    assert cost("gs://b/p", "runpod", "x") == 0.12
+    assert cost("s3://b/p", "vast", "x", {"endpoint": "https://x.r2.cloudflarestorage.com"}) == 0.0
+    assert cost("s3://b/p", "vast", "x", {"endpoint": "https://s3.us-west-004.backblazeb2.com"}) == 0.01
+    own = planned(asked, "s3://b/p", {"endpoint": "https://minio.example.com"}, records, START).wish.prospect
+    assert own is not None
+    assert own.egress_of(A1) is None  # nobody knows
