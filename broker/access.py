@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -91,6 +91,15 @@ def _minted(
         "session_token": answer["SessionToken"],
     }
     return minting.Minted(keys, answer["Expiration"].timestamp())
+
+
+def erase(config: Config, home: Home, keys: Sequence[str]) -> None:
+    """Delete objects for good, also where the store keeps what was deleted. Raises HomeError."""
+    home.delete(keys)
+    if config.home_config.get("mint") == "b2" and not home.is_local:
+        bucket, prefix = _place(home.url)
+        base = f"{prefix}/" if prefix else ""
+        minting.b2_erase(config.home_config, bucket, [f"{base}{home.at(key)}" for key in keys])
 
 
 def narrow(home_url: str, settings: Mapping[str, str]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker import errors
+from broker.access import erase
 from broker.home import Control, Home, JobKeys, Order
 from broker.learning import learn
 from broker.offer import Market
@@ -388,15 +389,18 @@ class JobHome:
 
     def forget(self, generation: int) -> None:
         """Delete what only that placement's machine could use: its boot object, with the secrets in it."""
-        self._delete([self.keys.boot(generation), self.keys.access(generation)])
+        self._delete([self.keys.boot(generation), self.keys.access(generation)], for_good=True)
 
     def tidy(self, state: JobState, generations: list[int]) -> None:
         write_control(state, self.world)
         self._delete([self.keys.beat(n) for n in generations] + [self.keys.boot(n) for n in generations])
 
-    def _delete(self, keys: list[str]) -> None:
+    def _delete(self, keys: list[str], *, for_good: bool = False) -> None:
         try:
-            self.home.delete(keys)
+            if for_good:
+                erase(self.world.config, self.home, keys)
+            else:
+                self.home.delete(keys)
         except errors.HomeError as error:
             self.world.store.event(self.job, "warning", f"the home kept {keys[0]} and others: {error}", once=keys[0])
 

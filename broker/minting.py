@@ -14,7 +14,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,6 +46,37 @@ def b2(settings: Mapping[str, str], name: str, bucket: str, prefix: str, seconds
     settings: `access_key_id` and `secret_access_key` of a key that may make keys; `api_endpoint` where it is not
     Backblaze's own. Raises HomeAccessDenied, HomeUnavailable, HomeError.
     """
+    call, bucket_id = _b2_account(settings, bucket)
+    life = int(min(max(seconds, SHORTEST), B2_LONGEST))
+    made = call(
+        "b2_create_key",
+        {
+            "capabilities": list(B2_RIGHTS),
+            "keyName": re.sub(r"[^A-Za-z0-9-]", "-", f"spotbroker-{name}")[:100],
+            "validDurationInSeconds": life,
+            "bucketIds": [bucket_id],
+            "namePrefix": prefix,
+        },
+    )
+    keys = {"access_key_id": made["applicationKeyId"], "secret_access_key": made["applicationKey"]}
+    return Minted(keys, made["expirationTimestamp"] / 1000)
+
+
+def b2_erase(settings: Mapping[str, str], bucket: str, names: Sequence[str]) -> None:
+    """Delete every version of these objects: B2 only hides what is deleted through its S3 side.
+
+    Raises HomeAccessDenied, HomeUnavailable, HomeError.
+    """
+    call, bucket_id = _b2_account(settings, bucket)
+    for name in names:
+        seen = call("b2_list_file_versions", {"bucketId": bucket_id, "prefix": name, "maxFileCount": 100})["files"]
+        for version in seen:
+            if version["fileName"] == name:
+                call("b2_delete_file_version", {"fileName": name, "fileId": version["fileId"]})
+
+
+def _b2_account(settings: Mapping[str, str], bucket: str) -> tuple[Callable[[str, Mapping[str, Any]], Any], str]:
+    """How to call the account's API, and the bucket's id."""
     key, secret = _pair(settings)
     base = settings.get("api_endpoint", B2_API).rstrip("/")
     account = _b2_call(f"{base}/b2api/v4/b2_authorize_account", {}, basic=(key, secret))
@@ -59,19 +90,7 @@ def b2(settings: Mapping[str, str], name: str, bucket: str, prefix: str, seconds
     found = [b.get("id") or b.get("bucketId") for b in shown if (b.get("name") or b.get("bucketName")) == bucket]
     if not found:
         raise HomeAccessDenied(f"B2 shows this key no bucket {bucket}", fix="check `home`, and what the key is for")
-    life = int(min(max(seconds, SHORTEST), B2_LONGEST))
-    made = call(
-        "b2_create_key",
-        {
-            "capabilities": list(B2_RIGHTS),
-            "keyName": re.sub(r"[^A-Za-z0-9-]", "-", f"spotbroker-{name}")[:100],
-            "validDurationInSeconds": life,
-            "bucketIds": found[:1],
-            "namePrefix": prefix,
-        },
-    )
-    keys = {"access_key_id": made["applicationKeyId"], "secret_access_key": made["applicationKey"]}
-    return Minted(keys, made["expirationTimestamp"] / 1000)
+    return call, str(found[0])
 
 
 def r2(settings: Mapping[str, str], bucket: str, prefixes: Sequence[str], seconds: float) -> Minted:

@@ -57,7 +57,7 @@ class B2:
     def __post_init__(self) -> None:
         for name in ("master", "app"):
             self.keys[name] = Key(name, f"{name}-secret", tuple(sorted(KNOWN)), name)
-        self.objects = Objects(self.resolve, Habits(conditional_put=False))
+        self.objects = Objects(self.resolve, Habits(conditional_put=False, keeps_deleted=True))
 
     def bucket(self, name: str) -> None:
         self.objects.buckets[name] = {}
@@ -156,6 +156,30 @@ class B2:
         )  # fmt: skip
         self.keys[made.id] = made
         return {**self.shown(made), "applicationKey": made.secret}
+
+    def list_file_versions(self, key: Key, body: Any) -> Mapping[str, Any]:
+        self.must(key, "listFiles")
+        name = self.named(body["bucketId"])
+        now = [(k, o) for k, o in self.objects.buckets[name].items() if k.startswith(body["prefix"])]
+        old = [(k, o) for k, o in self.objects.versions.get(name, []) if k.startswith(body["prefix"])]
+        files = [{"fileName": k, "fileId": f"4_z{id(o):x}", "action": "upload"} for k, o in (*now, *old)]
+        return {"files": files[: body["maxFileCount"]], "nextFileName": None, "nextFileId": None}
+
+    def delete_file_version(self, key: Key, body: Any) -> Mapping[str, Any]:
+        self.must(key, "deleteFiles")
+        for bucket, objects in self.objects.buckets.items():
+            found = objects.get(body["fileName"])
+            if found is not None and f"4_z{id(found):x}" == body["fileId"]:
+                del objects[body["fileName"]]
+            kept = self.objects.versions.get(bucket, [])
+            self.objects.versions[bucket] = [(k, o) for k, o in kept if f"4_z{id(o):x}" != body["fileId"]]
+        return {"fileName": body["fileName"], "fileId": body["fileId"]}
+
+    def named(self, bucket_id: str) -> str:
+        found = next((name for name in self.objects.buckets if _id(name) == bucket_id), None)
+        if found is None:
+            raise Denied(400, "bad_bucket_id", "no such bucket")
+        return found
 
     def list_keys(self, key: Key, body: Any) -> Mapping[str, Any]:
         self.must(key, "listKeys")

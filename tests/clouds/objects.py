@@ -47,6 +47,7 @@ class Habits:
     rules: bool = True
     makes_buckets: bool = True
     lists_anything: bool = False
+    keeps_deleted: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class Objects:
     habits: Habits = field(default_factory=Habits)
     buckets: dict[str, dict[str, Stored]] = field(default_factory=dict)
     rules: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, list[tuple[str, Stored]]] = field(default_factory=dict)
     uploads: dict[str, tuple[str, str, dict[int, bytes]]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     endpoint: str = ""
@@ -276,7 +278,7 @@ class _Call:
             del self.store.uploads[self.query["uploadId"]]
         else:
             self.may("delete", self.key)
-            self.there().pop(self.key, None)
+            self.gone(self.key)
         self.http.answer(204)
 
     def on_post(self) -> None:
@@ -340,7 +342,7 @@ class _Call:
         done = ""
         for key in re.findall(r"<Key>(.*?)</Key>", self.body.decode()):
             self.may("delete", key)
-            self.there().pop(key, None)
+            self.gone(key)
             done += f"<Deleted><Key>{key}</Key></Deleted>"
         self.xml(f"<DeleteResult>{done}</DeleteResult>")
 
@@ -362,7 +364,14 @@ class _Call:
             raise Refused(404, "NoSuchUpload")
         return found
 
+    def gone(self, key: str) -> None:
+        """Delete, or hide where the store keeps what was deleted."""
+        found = self.there().pop(key, None)
+        if found is not None and self.store.habits.keeps_deleted:
+            self.store.versions.setdefault(self.bucket, []).append((key, found))
+
     def keep(self, data: bytes, tag: str) -> None:
+        self.gone(self.key)
         self.store.buckets[self.bucket][self.key] = Stored(data, tag, time.time())
 
     def xml(self, text: str) -> None:

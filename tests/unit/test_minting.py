@@ -14,7 +14,7 @@ from clouds import b2, r2
 from clouds.b2 import B2
 from clouds.r2 import R2
 
-from broker.access import dedicated, mint, own, strangers
+from broker.access import dedicated, erase, mint, own, strangers
 from broker.config import Config
 from broker.errors import ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
 from broker.home import Access, Home, JobKeys
@@ -169,6 +169,20 @@ def test_b2_names_keys_by_their_placement(backblaze: B2) -> None:
     made = list(backblaze.keys.values())[-1]
     assert (made.name, made.prefix) == ("spotbroker-a-job-of-mine-3", "team/home/jobs/a_job.of-mine/")
     assert set(made.capabilities) == {"listFiles", "readFiles", "writeFiles", "deleteFiles"}
+
+
+def test_what_b2_only_hides_is_deleted_for_good(backblaze: B2) -> None:
+    settings = config(**backblaze.settings())
+    home, keys = Home(own(settings, URL)), JobKeys("A")
+    for key in (keys.boot(1), keys.boot(1), keys.boot(11), keys.beat(1)):
+        home.put(key, b"secret")
+    home.delete([keys.boot(11)])
+    held = [name for name, _ in backblaze.objects.versions["bucket"]]
+    assert f"team/home/{keys.boot(1)}" in held, "what was written over is there still"
+    erase(settings, home, [keys.boot(1), keys.beat(1)])
+    left = {*backblaze.objects.buckets["bucket"], *(name for name, _ in backblaze.objects.versions["bucket"])}
+    assert not [name for name in left if name.endswith(("/gen/1/boot", "/gen/1/beat"))]
+    assert f"team/home/{keys.boot(11)}" in left, "another object's versions stay"
 
 
 def test_what_the_user_must_mend_is_said(backblaze: B2, cloudflare: R2) -> None:
