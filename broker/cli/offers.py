@@ -246,6 +246,9 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     checkpoint = plan.task.checkpoint
     if checkpoint is not None:
         lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))
+    chosen = plan.decision.offer
+    if chosen is not None and chosen.market == "spot" and chosen.notice is None:
+        lines.append(("notice", f"{chosen.provider} gives none: what was not saved when the machine goes is lost"))
     kept = f"{', '.join(plan.task.outputs)}: kept for broker pull" if plan.task.outputs else "none are kept"
     lines.append(("outputs", kept))
     if short := too_short(plan.task.with_hidden_sealed().secrets):

@@ -51,7 +51,9 @@ def test_a_plan_with_a_key_counts_what_was_left_out(cli: Cli, vast: Stage) -> No
     assert plan["left_out"] == [
         "vast leaves out 2: reliability below 0.95 ([providers.vast] reliability sets it)",
     ]
-    assert "left out" in cli("plan", "train.yaml").stdout
+    shown = cli("plan", "train.yaml").stdout
+    assert "left out" in shown
+    assert "vast gives none: what was not saved when the machine goes is lost" in shown
 
 
 def test_without_a_key_nothing_is_rented_and_nothing_else_disturbed(cli: Cli, vast: Stage) -> None:
