@@ -181,7 +181,7 @@ def test_what_b2_only_hides_is_deleted_for_good(backblaze: B2) -> None:
     assert f"team/home/{keys.boot(1)}" in held, "what was written over is there still"
     erase(settings, home, [keys.boot(1), keys.beat(1)])
     left = {*backblaze.objects.buckets["bucket"], *(name for name, _ in backblaze.objects.versions["bucket"])}
-    assert not [name for name in left if name.endswith(("/gen/1/boot", "/gen/1/beat"))]
+    assert not [name for name in left if name.endswith(("/A/gen/1/boot", "/A/gen/1/beat"))]
     assert f"team/home/{keys.boot(11)}" in left, "another object's versions stay"
 
 
