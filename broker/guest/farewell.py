@@ -41,11 +41,13 @@ class Ending:
             return True
         return self.ended.code != 0 and not self.ended.after_term
 
-    def until(self, clock: Clock, patience: float) -> float:
-        """The monotonic moment until which a silent store is tried."""
+    def until(self, clock: Clock, patience: float, *, locked: bool = False) -> float:
+        """The monotonic moment until which a silent store is tried. locked: only a broker's renewal opens it again."""
         now = time.monotonic()
         if self.cause is not None and self.cause.kind == "notice":
             return max(self.cause.ends or now, now) + AFTER_NOTICE
+        if locked and self.verdict.outcome == "succeeded":
+            return max(now, clock.deadline)  # a broker that sleeps wakes in the morning, and the work is done
         times = FINISHED if self.verdict.outcome in ("succeeded", "failed") else 1
         return max(now, min(clock.deadline, now + times * patience))
 

@@ -149,7 +149,8 @@ class Machine:
             preparation.close()
         c.status.set(state="closing")
         ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared)
-        until = ending.until(self.clock, self.boot.patience)
+        locked = c.uplink.expired and bool(self.boot.access_url)
+        until = ending.until(self.clock, self.boot.patience, locked=locked)
         if session.publisher is not None:
             publish_last(session.publisher, c.uplink, c.status, torn=ending.torn, until=until)
         why = close(ending, c.uplink, c.status, self.clock, until=until)

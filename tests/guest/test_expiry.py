@@ -37,7 +37,7 @@ def test_a_broker_that_slept_through_the_end_of_access(tmp_path: Path, guest: tu
     run = "echo ready; until [ -e ../../go ]; do sleep 0.05; done; echo late >ckpt/late; sleep 1; echo said"
     job.task(run, checkpoint={"path": "ckpt", "every": None, "keep": 3, "complete": None})
     access = ending(mint(config, url, job.id, 1, time.time() + 3600), seaweedfs.signing_key, time.time() + 8)
-    placement = job.place(home=access, access_url=renewals.address(home, job.id, 1), patience=2.0)
+    placement = job.place(home=access, access_url=renewals.address(home, job.id, 1), patience=0.3)
     try:
         wait_for(lambda: "ready" in placement.log, 20, "the program did not start before its access ended")
         wait_for(lambda: time.time() > access.expires_at + 1, 20)
