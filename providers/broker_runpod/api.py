@@ -58,9 +58,10 @@ class Api:
     def graph(
         self, query: str, variables: Mapping[str, Any] | None = None, *, creating: bool = False, keyless: bool = False
     ) -> dict[str, Any]:
-        """GraphQL's `data`. Raises for an error in the answer, also with HTTP 200; not for one deep inside, such as a card's
-        stock, where all rows are there, and not where what was to be created was.
+        """GraphQL's `data`. Raises for an error in the answer, also with HTTP 200.
 
+        Not for an error deep inside, such as one card's stock, where all rows are there; and not where what was to be
+        created was.
         An endpoint that is there no more raises Withdrawn: RunPod retires GraphQL early in 2027.
         """
         body = {"query": query, "variables": dict(variables or {})}

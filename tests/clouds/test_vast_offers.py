@@ -21,6 +21,7 @@ from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy.choose import Memory, Wish, choose
 from broker.policy.cost import Prospect
 from broker.provider import PartialOffers
+from broker.testing.conformance import request_for
 from broker_vast import offers as reading
 from broker_vast.settings import read as read_settings
 
@@ -186,9 +187,39 @@ def test_names_are_fetched_once_a_day(vast: Stage) -> None:
     for _ in range(3):
         vast.offers()
     assert vast.server.calls["GET /api/v0/gpu_names/unique/"] == 1
-    (vast.state / "vast" / "gpu_names.json").write_text("{nonsense")
+    for path in (vast.state / "vast" / "answers").iterdir():
+        path.write_text("{nonsense")
     assert vast.offers()
     assert vast.server.calls["GET /api/v0/gpu_names/unique/"] == 2
+
+
+def test_one_search_answers_all_who_ask_the_same_at_once(vast: Stage) -> None:
+    vast.host()
+    for _ in range(5):
+        assert len(vast.offers(pace=0.2)) == 2
+    assert vast.server.calls["POST /api/v0/bundles/"] == 2
+    vast.offers(replace(QUERY, disk=50.0), pace=0.2)
+    assert vast.server.calls["POST /api/v0/bundles/"] == 4
+    with pytest.raises(AuthFailed):
+        vast.provider(key="vast-WRONG", pace=0.2).offers(QUERY)
+    vast.offers()  # its answers are good for 15 ms only
+    assert vast.server.calls["POST /api/v0/bundles/"] > 6
+
+
+def test_a_state_folder_that_takes_nothing_stops_nothing(vast: Stage) -> None:
+    vast.host()
+    vast.state.mkdir(parents=True, exist_ok=True)
+    (vast.state / "vast").write_text("in the way")
+    instance = vast.provider().launch(request_for(vast.offer()))
+    vast.provider().terminate(instance)
+    assert not vast.account.contracts
+
+
+def test_a_disk_or_a_processor_that_does_not_do_is_passed_over(vast: Stage) -> None:
+    vast.host(disk_space=30.0)
+    vast.host(cpu_arch="arm64")
+    assert len(vast.offers()) == 2
+    assert not vast.offers(replace(QUERY, disk=31.0))
 
 
 def test_names_that_do_not_come_are_done_without(vast: Stage) -> None:
