@@ -115,7 +115,8 @@ class Watcher:
         """Seconds between two looks at a home: where each job's beats are asked for alone, at most 20 a second."""
         if not self.world.home(url).access.one_prefix:
             return interval
-        return max(interval, ONE_BY_ONE, len(self.followed) / 20)
+        least = interval if "store_poll" in self.world.config.changed_limits else ONE_BY_ONE
+        return max(interval, least, len(self.followed) / 20)
 
     def settled(self, jobs: set[str]) -> bool:
         """Do all these jobs wait here, with one good look at what they follow behind them?"""
