@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from broker import gpus
+from broker import gpus, images
 from broker.offer import Market, Offer, OfferQuery
+from broker.provider import Kind
 
 
 def misfit(offer: Offer, query: OfferQuery) -> str:
@@ -19,6 +20,9 @@ def misfit(offer: Offer, query: OfferQuery) -> str:
         return f"has {offer.cpus:g} CPUs, not {query.cpus:g}"
     if query.memory and offer.memory < query.memory:
         return f"has {offer.memory:g} GiB memory, not {query.memory:g}"
+    architecture = offer.extra.get("architecture")
+    if architecture is not None and (wrong := images.fits(Kind.VM, query.image, architecture)):
+        return wrong
     if offer.disk and offer.disk < query.disk:
         return f"has {offer.disk:g} GiB disk, not {query.disk:g}"
     return ""

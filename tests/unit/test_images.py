@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.images import DEFAULT, Image, fits, parse, placed, shown, size_gb
+from broker.offer import Market, Offer, OfferQuery
+from broker.policy.shape import misfit
 from broker.provider import Kind
 
 AMI = "ami-0abcdef1234567890"
@@ -64,3 +68,13 @@ def test_the_default_image_is_pinned_and_built_for_one_processor():
     assert "aarch64" in fits(Kind.VM, None, "aarch64")
     assert fits(Kind.VM, "a/b", "aarch64") == ""
     assert fits(Kind.BARE, None, "aarch64") == ""
+
+
+def test_the_policy_passes_over_what_the_default_image_cannot_run_on():
+    arm = Offer(
+        "lambda", "us", "", "gh200", Market.ON_DEMAND, 1.49, gpu="GH200", gpu_count=1, extra={"architecture": "aarch64"}
+    )
+    wanted = OfferQuery(gpu="GH200", gpu_count=1, disk=0.0)
+    assert "the default image is not built for aarch64" in misfit(arm, wanted)
+    assert misfit(arm, replace(wanted, image="a/b:1")) == ""
+    assert misfit(replace(arm, extra={"architecture": "x86_64"}), wanted) == ""
