@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from broker.errors import AuthFailed
+from broker.errors import AuthFailed, ProviderUnavailable
 from broker_aws.refusals import HOW_TO_LOG_IN, NAME, translated
 
 T = TypeVar("T")
@@ -79,22 +79,36 @@ class Account:
         return hashlib.sha256("\0".join((who, profile, *ends)).encode()).hexdigest()[:16]
 
     def each(self, regions: Iterable[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
-        """Ask every region, side by side: the answers, and what was raised instead of one."""
+        """Ask every region, side by side: the answers, and what was raised instead of one.
+
+        By daemon threads: a region that never answers must not keep the process from ending.
+        """
         regions = list(regions)
+        todo = deque(regions)
         answers: dict[str, T] = {}
         failures: dict[str, Exception] = {}
-        if not regions:
-            return answers, failures
-        with ThreadPoolExecutor(min(SIDE_BY_SIDE, len(regions)), thread_name_prefix="aws") as pool:
-            asked = {region: pool.submit(ask, region) for region in regions}
-        for region, future in asked.items():
-            error = future.exception()
-            if error is None:
-                answers[region] = future.result()
-            elif isinstance(error, Exception):
-                failures[region] = error
-            else:
-                raise error
+
+        def work() -> None:
+            while True:
+                try:
+                    region = todo.popleft()
+                except IndexError:
+                    return
+                try:
+                    answers[region] = ask(region)
+                except Exception as error:  # noqa: BLE001 - it is the caller's to read
+                    failures[region] = error
+
+        threads = [
+            threading.Thread(target=work, name=f"aws-{number}", daemon=True)
+            for number in range(min(SIDE_BY_SIDE, len(regions)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for region in set(regions) - answers.keys() - failures.keys():
+            failures[region] = ProviderUnavailable(f"{region} was not asked to the end", provider=NAME)
         return answers, failures
 
 

@@ -16,7 +16,7 @@ from broker.testing.conformance import ProviderConformance
 from broker_aws import AwsProvider
 
 LONGEST = 20.0  # real seconds that any wait may take here
-SLOW = 3.0  # how much longer what passes soon takes here, so that a busy computer does not miss it
+SLOW = 2.0  # how much longer what passes soon takes here, so that a busy computer does not miss it
 
 
 class AwsHand:
