@@ -88,7 +88,7 @@ def read(
     for market, rows in found.items():
         for row in rows:
             made = _offer(row, market, query, settings, on_demand.get(_place(row)))
-            if made is None or not _fits(made, query):
+            if made is None or not _fits(made, query) or not _holds(row, query):
                 continue
             if why := _unwanted(row, made, settings):
                 left[why] += 1
@@ -212,6 +212,12 @@ def _fits(row: Row, query: OfferQuery) -> bool:
         and row.memory >= query.memory
         and (query.gpu is None or gpus.matches(query.gpu, row.card, row.card_memory))
     )
+
+
+def _holds(row: Mapping[str, Any], query: OfferQuery) -> bool:
+    """Has the machine the disk, and processors that images are built for? Where it does not say, the search did ask."""
+    space = _positive(row.get("disk_space"))
+    return (space is None or space >= disk_of(query.disk)) and row.get("cpu_arch") in (None, "amd64")
 
 
 def _unwanted(row: Mapping[str, Any], made: Row, settings: Settings) -> str:

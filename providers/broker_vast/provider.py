@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +25,14 @@ from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, PartialOffers, Traits
 from broker_vast import contract, label, offers, settings
 from broker_vast.api import ADD_CREDIT, HOW_TO_KEY, NAME, Stillborn, Vast
+from broker_vast.records import Records
 
 ARGUMENTS = 4096  # characters of onstart and args together; PUT /asks/{id}
 USER_DATA_LIMIT = ARGUMENTS - len("".join(start_command("")))
 POLL = 10.0  # seconds between two looks at the list; ten times what Vast allows to a list of one page
-NAMES_KEPT = 86_400.0  # seconds for which the names of the cards are kept
-RECORDS_KEPT = 86_400.0  # seconds for which a destroyed contract is remembered at least
+NAMES_FRESH = 86_400.0  # seconds for which the names of the cards are good
+# Seconds for which one search answers all jobs that ask the same: Vast takes ten a minute from one address.
+SEARCH_FRESH = 15.0
 NO_KEY = f"no key yet: {HOW_TO_KEY}"
 
 
@@ -56,7 +57,7 @@ class VastProvider:
         """table: `[providers.vast]`; state: the installation's folder. Raises ConfigError that names the setting."""
         self.settings = settings.read(table)
         self.key = keys.find(NAME, table, state, variable="VAST_API_KEY")
-        self.folder = state / NAME
+        self.records = Records(state / NAME)
         self.traits = replace(type(self).traits, poll=max(1.0, POLL * self.settings.pace))
         self.vast = Vast(self.settings.api, self.key, state, pace=self.settings.pace)
 
@@ -82,7 +83,7 @@ class VastProvider:
         failures: dict[str, Exception] = {}
         for market in query.markets:
             try:
-                found[market] = self.vast.search(offers.search_body(query, market, names))
+                found[market] = self._search(offers.search_body(query, market, names))
             except ProviderError as error:
                 failures[f"{NAME}/{offers.TYPES[market]}"] = error
         if failures and not found:
@@ -122,7 +123,7 @@ class VastProvider:
     def instances(self) -> Sequence[Instance]:
         """Every contract with our label; two calls more than pages where one rests that we did not end."""
         rows = self.vast.contracts()
-        self._forget({str(row["id"]) for row in rows})
+        self.records.forget({str(row["id"]) for row in rows})
         credit: list[bool | None] = []
 
         def paid() -> bool | None:
@@ -139,7 +140,7 @@ class VastProvider:
     def terminate(self, instance: Instance) -> None:
         """Destroy the contract and its disk. An unknown id is success; ids of Vast are numbers."""
         if instance.id.isascii() and instance.id.isdigit():
-            self._note(instance.id)
+            self.records.note(instance.id)
             self.vast.destroy(instance.id)
 
     def notice(self, instance: Instance) -> Notice | None:  # noqa: ARG002 - the contract's argument
@@ -222,60 +223,33 @@ class VastProvider:
         return bid
 
     def _instance(self, row: Mapping[str, Any], paid: Any = lambda: None) -> Instance | None:
-        return contract.instance_of(row, now=time.time(), destroyed_at=self._noted(str(row["id"])), paid=paid)
+        return contract.instance_of(row, now=time.time(), destroyed_at=self.records.noted(str(row["id"])), paid=paid)
 
     def _bury(self, made: str) -> None:
         """Destroy what a launch left. Where that fails its label says whose it was, and the sweeper ends it."""
-        self._note(made)
+        self.records.note(made)
         with contextlib.suppress(ProviderError):
             self.vast.destroy(made)
+
+    def _search(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        whose = self.key.value if self.key is not None else ""
+        question = [self.settings.api, hashlib.sha256(whose.encode()).hexdigest(), body]
+        rows: list[dict[str, Any]] = self.records.answer(
+            question, SEARCH_FRESH * self.settings.pace, lambda: self.vast.search(body)
+        )
+        return rows
 
     def _names(self, query: OfferQuery) -> list[str] | None:
         """Vast's names of the cards asked for; None to ask for any: for a wish by memory, and where no names come."""
         if query.gpu is None or offers.by_memory(query.gpu):
             return None
-        path = self.folder / "gpu_names.json"
         try:
-            if time.time() - path.stat().st_mtime > NAMES_KEPT:
-                raise FileNotFoundError(path)
-            known = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            try:
-                known = self.vast.gpu_names()
-            except (AuthFailed, ProviderUnavailable):
-                raise
-            except ProviderError:
-                return None
-            self._write(path, json.dumps(known))
-        return offers.spellings(query, known) if known else None
-
-    # What we have destroyed, one file for each: it tells an end of ours from a host's, in every later process too.
-
-    def _note(self, made: str) -> None:
-        path = self.folder / "destroyed" / made
-        if not path.exists():
-            self._write(path, repr(time.time()))
-
-    def _noted(self, made: str) -> float | None:
-        try:
-            return float((self.folder / "destroyed" / made).read_text(encoding="ascii"))
-        except FileNotFoundError:
+            known = self.records.answer("gpu_names", NAMES_FRESH, self.vast.gpu_names)
+        except (AuthFailed, ProviderUnavailable):
+            raise
+        except ProviderError:
             return None
-        except (OSError, ValueError):
-            return time.time()
-
-    def _forget(self, listed: set[str]) -> None:
-        """Drop the records of contracts that have been gone for a day."""
-        with contextlib.suppress(OSError):
-            for path in (self.folder / "destroyed").iterdir():
-                if path.name not in listed and path.stat().st_mtime < time.time() - RECORDS_KEPT:
-                    path.unlink(missing_ok=True)
-
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        return offers.spellings(query, known) if known else None
 
 
 def _bounds(bid: float) -> None:

@@ -215,11 +215,19 @@ def test_a_state_folder_that_takes_nothing_stops_nothing(vast: Stage) -> None:
     assert not vast.account.contracts
 
 
-def test_a_disk_or_a_processor_that_does_not_do_is_passed_over(vast: Stage) -> None:
-    vast.host(disk_space=30.0)
+@pytest.mark.parametrize("blind", [False, True])
+def test_what_does_not_fit_is_no_offer_whatever_the_search_heeds(vast: Stage, blind: bool) -> None:
+    vast.host(geolocation="Oslo, NO")
+    vast.host(disk_space=19.0)
     vast.host(cpu_arch="arm64")
-    assert len(vast.offers()) == 2
-    assert not vast.offers(replace(QUERY, disk=31.0))
+    vast.host(num_gpus=2)
+    vast.host(gpu_name="RTX 3090", gpu_ram=24268)
+    vast.host(gpu_ram=12282)
+    vast.host(cpu_cores_effective=1.0)
+    vast.server.lies.blind = blind
+    found = vast.offers(replace(QUERY, cpus=2.0))
+    assert [offer.region for offer in found] == ["NO", "NO"]
+    assert not found.left_out
 
 
 def test_names_that_do_not_come_are_done_without(vast: Stage) -> None:

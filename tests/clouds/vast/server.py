@@ -57,11 +57,11 @@ class Lies:
     refuse: status and body for the next creations, in turn. lose_answer: creations that are made and answered with
     500; hang_up: that are made and answered by a closed connection. hide: seconds for which a new contract is left out
     of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come, by
-    the words of `_broken`. quota: searches are refused until midnight. total: how many contracts the list says there
-    are; same_token: its pages do not end. keep: what is destroyed is listed on; deaf: only a contract itself can be
-    heard asking for its end. hold: answers wait for it. no_bid: a creation with a price rents on-demand all the same.
-    low_bid: how a bid that does not win is answered: the status, with `new_contract` in the body; 200 for a success
-    that says nothing; 410 for a refusal that makes nothing.
+    the words of `_broken`. quota: searches are refused until midnight; blind: they heed no wish. total: how many
+    contracts the list says there are; same_token: its pages do not end. keep: what is destroyed is listed on; deaf:
+    only a contract itself can be heard asking for its end. hold: answers wait for it. no_bid: a creation with a price
+    rents on-demand all the same. low_bid: how a bid that does not win is answered: the status, with `new_contract` in
+    the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
     """
 
     refuse: list[Reply] = field(default_factory=list)
@@ -72,6 +72,7 @@ class Lies:
     broken: dict[str, list[str]] = field(default_factory=dict)
     no_bid: bool = False
     quota: bool = False
+    blind: bool = False
     total: int | None = None
     same_token: bool = False
     keep: bool = False
@@ -196,7 +197,12 @@ class VastServer:
                 row = host.row(kind=kind, storage=storage, month=self.account.month, now=now)
                 lent = host.lent(self.account.contracts.values())
                 extra = {"verified": host.verification == "verified", "datacenter": host.hosting_type == 1}
-                if host.online and host.ends_at > now and not lent and _fits({**row, **extra}, body):
+                if (
+                    host.online
+                    and host.ends_at > now
+                    and not lent
+                    and (self.lies.blind or _fits({**row, **extra}, body))
+                ):
                     rows.append(row)
         for column, direction in reversed(body.get("order") or [["score", "desc"]]):
             rows.sort(key=lambda row: _rank(row.get(column)), reverse=direction == "desc")
