@@ -40,6 +40,9 @@ NO_WORK = Problem(
     "add `work: {hours: 6, on: A100}`, or `work: {steps: 20000}` once a job of this task has run",
 )
 STATE_FILE = "trainer_state.json"
+RESERVE, SAVES, MARGIN, SHARE = 30.0, 1.5, 10.0, 0.2
+"""Seconds that a guest keeps back at a machine's end for a save that was never measured; else so many times what one
+took; some more for the end itself; and the most of all its time (`broker.guest.control`)."""
 BIGGEST_STATE = 64 * 1024 * 1024
 
 
@@ -97,7 +100,8 @@ def planned(task: Task, home: str, home_config: Mapping[str, str], records: Reco
     work = _left(task, (), None, measured)
     if task.deadline and work.hours is None:
         refuse((NO_WORK,), str(task.source or ""), kind=InvalidTaskError)
-    due = Due(moment(task.deadline, now)) if task.deadline else None
+    at = moment(task.deadline, now) if task.deadline else None
+    due = Due(at, reserve=reserve_of(measured, at - now)) if at is not None else None
     prospect = _prospect(task, work, measured, home, home_config, resumed=False)
     wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, home, home_config))
     return Outlook(wish, records.experience() if records else Experience(), work, due, measured)
@@ -114,7 +118,7 @@ def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outloo
     home_config = world.config.home_config
     prospect = _prospect(task, work, measured, row.home, home_config, resumed=bool(state.parents))
     wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, row.home, home_config))
-    return Outlook(wish, records.experience(), work, _due(row, task, state), measured)
+    return Outlook(wish, records.experience(), work, _due(row, task, state, measured), measured)
 
 
 def _trust(task: Task, home: str, home_config: Mapping[str, str]) -> dict[str, Trust]:
@@ -130,14 +134,24 @@ def deadline_of(row: JobRow, task: Task) -> float | None:
     return float(fixed) if fixed is not None else moment(task.deadline, row.created_at)
 
 
-def _due(row: JobRow, task: Task, state: JobState) -> Due | None:
+def _due(row: JobRow, task: Task, state: JobState, measured: Measured) -> Due | None:
     at = deadline_of(row, task)
     if at is None:
         return None
     memory, live = Memory.from_json(state.memory), state.live
     running = Choice.WAIT if live is None else Choice.SPOT if live.offer.endswith("/spot") else Choice.ON_DEMAND
     refusals = Refusals(memory.asked_on_demand, memory.refused_on_demand)
-    return Due(at, refusals=refusals, running=running, began=bool(state.launched))
+    reserve = reserve_of(measured, at - row.created_at)
+    return Due(at, refusals=refusals, running=running, began=bool(state.launched), reserve=reserve)
+
+
+def reserve_of(measured: Measured, whole: float) -> float:
+    """Hours before its end at which a machine asks its program to save and end, as its guest will reckon it.
+
+    whole: seconds from the submission to the deadline, of which a fifth at the most is held back.
+    """
+    known = RESERVE if measured.save is None else SAVES * measured.save
+    return min(known + MARGIN, SHARE * max(0.0, whole)) / 3600
 
 
 def with_sky(due: Due, offers: Sequence[Offer], wish: Wish, records: Records | None, now: float, tick: float) -> Due:

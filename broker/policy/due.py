@@ -27,7 +27,8 @@ class Due:
 
     at: the deadline, seconds since the epoch. tick: hours until this is asked again. sky: what was seen of spot zones,
     by `zone`. prices: what each zone's machine cost when it was last seen, USD per hour. running: what the job's
-    machine is, and starting: the hours that its start-up still takes. began: it has had a machine before.
+    machine is, and starting: the hours that its start-up still takes. began: it has had a machine before. reserve: the
+    hours before the deadline at which the machine begins to save and end, so that the work must be done by then.
     """
 
     at: float
@@ -38,10 +39,11 @@ class Due:
     running: Choice = Choice.WAIT
     starting: float = 0.0
     began: bool = False
+    reserve: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         refusals = [self.refusals.asked, self.refusals.refused, self.refusals.every]
-        plain = {name: getattr(self, name) for name in ("at", "tick", "starting", "began")}
+        plain = {name: getattr(self, name) for name in ("at", "tick", "starting", "began", "reserve")}
         return {
             **plain,
             "sky": self.sky.to_json(),
@@ -66,19 +68,19 @@ def timed(decision: Decision, wish: Wish, due: Due, now: float) -> Decision:
     prospect = wish.prospect
     assert prospect is not None
     assert prospect.hours is not None
-    time = (due.at - now) / 3600
+    time = (due.at - now) / 3600 - due.reserve
     known = [candidate for candidate in decision.ranked if candidate.finish is not None]
     steady = [c for c in known if c.offer.market is Market.ON_DEMAND]
     need = {id(c): hours_of(c.offer, prospect, prospect.hours) for c in known}
     in_time = [c for c in steady if need[id(c)] <= time + _SMALL]
     if not due.began and not any(need[id(c)] <= time + _SMALL for c in known):
-        return replace(decision, offer=None, reasons=_impossible(known, need, prospect.hours, time), next_try=None)
+        return replace(decision, offer=None, reasons=_impossible(known, need, prospect.hours, time, due), next_try=None)
     if not steady:
-        return _without(decision, known, need, time, wish)
+        return _without(decision, known, need, time, wish, due)
     base = in_time[0] if in_time else min(steady, key=lambda c: need[id(c)])
     situation = _situation(known, base, prospect, due, time, now)
     timing = decide(situation)
-    why = (timing.reason, *_chances(situation, time, prospect.hours, base if in_time else None))
+    why = (timing.reason, *_chances(situation, due, prospect.hours, base if in_time else None))
     if timing.choice is Choice.WAIT:
         return replace(decision, offer=None, reasons=why, next_try=now + due.tick * 3600, timing=timing)
     first = base if timing.choice is Choice.ON_DEMAND else next(c for c in known if _is(c, timing))
@@ -102,12 +104,12 @@ def _with(decision: Decision, first: Candidate, why: Sequence[str], timing: Timi
 
 
 def _without(
-    decision: Decision, known: Sequence[Candidate], need: Mapping[int, float], time: float, wish: Wish
+    decision: Decision, known: Sequence[Candidate], need: Mapping[int, float], time: float, wish: Wish, due: Due
 ) -> Decision:
     """No on-demand machine to fall back on: the best that would be done in time, and no promise."""
     why = "spot: only" if wish.spot == "only" else "no machine on demand is to be had"
     in_time = [c for c in known if need[id(c)] <= time + _SMALL]
-    text = f"{why}: the deadline in {told(time)} cannot be promised, it hangs on spot"
+    text = f"{why}: the deadline in {told(time + due.reserve)} cannot be promised, it hangs on spot"
     return _with(decision, (in_time or list(known))[0], (text,), None)
 
 
@@ -141,9 +143,9 @@ def _situation(
     )
 
 
-def _chances(now: Situation, time: float, work: float, in_time: Candidate | None) -> tuple[str, ...]:
-    spare = time - now.work
-    text = f"deadline in {told(time)}, {work:.3g} h of work left, {told(spare)} to spare"
+def _chances(now: Situation, due: Due, work: float, in_time: Candidate | None) -> tuple[str, ...]:
+    spare = now.time - now.work
+    text = f"deadline in {told(now.time + due.reserve)}, {work:.3g} h of work left, {told(spare)} to spare"
     if in_time is None:
         return (f"{text}: no machine on demand that is to be had now can meet it any more",)
     chance = now.refusals.miss(spare, now.delay)
@@ -153,9 +155,11 @@ def _chances(now: Situation, time: float, work: float, in_time: Candidate | None
     return (text,)
 
 
-def _impossible(known: Sequence[Candidate], need: Mapping[int, float], work: float, time: float) -> tuple[str, ...]:
+def _impossible(
+    known: Sequence[Candidate], need: Mapping[int, float], work: float, time: float, due: Due
+) -> tuple[str, ...]:
     """What is said before anything is rented: why not, and what would do, with its price."""
-    lines = [f"the deadline in {told(time)} cannot be met: {work:.3g} h of work"]
+    lines = [f"the deadline in {told(time + due.reserve)} cannot be met: {work:.3g} h of work"]
     if known:
         fast = min(known, key=lambda c: (need[id(c)], c.cost))
         steady = [c for c in known if c.offer.market is Market.ON_DEMAND and need[id(c)] <= need[id(fast)] + _SMALL]
@@ -167,7 +171,7 @@ def _impossible(known: Sequence[Candidate], need: Mapping[int, float], work: flo
         if cheap is not fast:
             took = f"{told(cheap.finish.hours)} expected"
             lines.append(f"the cheapest is {_named(cheap)}: {took}, for {money(cheap.finish.total)}")
-        lines.append(f"deadline: {ceil(soonest * 60 - _SMALL) + 1}m would do")
+        lines.append(f"deadline: {ceil((soonest + due.reserve) * 60 - _SMALL) + 1}m would do")
     return tuple(lines)
 
 
