@@ -73,6 +73,17 @@ def mint(config: Config, home_url: str, job: str, generation: int, until: float)
     return replace(shared, config={**kept, **made.keys}, expires_at=made.expires_at, scoped=True)
 
 
+def longest(settings: Mapping[str, str], home_url: str, *, lasting: bool) -> float | None:
+    """Seconds that one placement's key lasts at most, by what is set; None for one that does not end.
+
+    lasting: the broker's own keys do not end by themselves. A role that is taken on with a session's keys is chained.
+    """
+    way = "none" if home_url.startswith("file:") else settings.get("mint", "none")
+    if way == "assume-role":
+        return float(LIFE[way][1] if lasting else SURE)
+    return {"federation": float(LIFE["federation"][1]), "b2": minting.B2_LONGEST, "r2": minting.R2_LONGEST}.get(way)
+
+
 def _minted(
     settings: Mapping[str, str], way: str, home_url: str, job: str, generation: int, seconds: float
 ) -> minting.Minted:

@@ -46,6 +46,7 @@ class Plan:
     along. fields: what becomes of each field of the task file. balance: what a prepaid account still pays for.
     left_out: what providers' own settings leave out, for people. left:
     the work ahead, with what tells it; prospect: what the policy reckons with. deadline: seconds since the epoch.
+    unattended: until when a machine goes on while no broker lives, where its key ends before the task's own limit.
     """
 
     task: Task
@@ -61,6 +62,7 @@ class Plan:
     left: Left | None = None
     prospect: Prospect | None = None
     deadline: float | None = None
+    unattended: str = ""
 
     @property
     def egress(self) -> tuple[float, float] | None:
@@ -386,6 +388,7 @@ def plan(
     from broker.placement import left_out
     from broker.policy import record
     from broker.policy.memory import Memory
+    from broker.renewals import unattended
     from broker.workdir import size
 
     config = config or load_config()
@@ -415,6 +418,7 @@ def plan(
         left=outlook.left,
         prospect=outlook.wish.prospect,
         deadline=due.at if due is not None else None,
+        unattended=unattended(config, home, task.max_hours, now),
     )
 
 

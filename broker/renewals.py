@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from broker.access import mint
+from broker.access import longest, mint
 from broker.config import Config
 from broker.errors import BrokerError
 from broker.home import Access, Home, JobKeys
@@ -42,6 +42,21 @@ def lasting(settings: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     if setting("access_key_id"):
         return not (setting("session_token") or setting("token"))
     return bool(environ.get("AWS_ACCESS_KEY_ID")) and not environ.get("AWS_SESSION_TOKEN")
+
+
+def unattended(config: Config, home_url: str, hours: float, now: float, environ: Mapping[str, str] = os.environ) -> str:
+    """Until when a machine launched now goes on while no broker lives, for people; empty where the task ends sooner."""
+    own_last = lasting(config.home_config, environ)
+    life = longest(config.home_config, home_url, lasting=own_last)
+    if life is None or life >= hours * 3600:
+        return ""
+    until = time.strftime("%H:%M" if life < 86_400 else "%d %b %H:%M", time.localtime(now + life))
+    if own_last:
+        return f"until {until}: a machine's key for the home lasts {life / 3600:g} h, and a live broker renews it"
+    return (
+        f"until {until}: a machine's key for the home lasts {life / 3600:g} h, and keys of a session (SSO, a role) "
+        "cannot renew it; the machine ends then, and a live broker goes on with the next"
+    )
 
 
 def address(home: Home, job: str, generation: int) -> str:

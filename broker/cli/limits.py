@@ -32,4 +32,6 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
         size, price = plan.egress
         text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD, as checkpoints of this task were"
         lines.append(("egress per move", text))
+    if plan.unattended:
+        lines.append(("unattended", plan.unattended))
     return lines
