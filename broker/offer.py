@@ -102,7 +102,8 @@ class OfferQuery:
 
     gpu, gpu_count: a card, a family of cards or a wish for memory such as `24GB+`, to be compared by
     `broker.gpus.matches`, and exactly how many. disk: GiB that the offer's disk price is for.
-    infra: patterns `provider[/region[/zone]]` with `*`; an offer matches any of them.
+    infra: patterns `provider[/region[/zone]]` with `*`; an offer matches any of them. alone: the machine, or the
+    container on it, must be the job's alone: it has files at absolute paths.
     """
 
     gpu: str | None = None
@@ -113,3 +114,4 @@ class OfferQuery:
     infra: tuple[str, ...] = ()
     image: str | None = None
     markets: tuple[Market, ...] = (Market.SPOT, Market.ON_DEMAND)
+    alone: bool = False

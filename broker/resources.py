@@ -18,7 +18,7 @@ class Resources:
     gpu: a card's canonical name, a family's (`H100` is any of its forms), or a wish for memory such as `24GB+`;
     gpu_count of them. memory and disk: GiB. infra: patterns `provider[/region[/zone]]` with `*`, any of which will do.
     image: a container image. instance_type: the provider's own name of the machine. on_demand: not on spot, though
-    other alternatives may be.
+    other alternatives may be. alone: the machine must be the job's alone; a Task sets it where it has absolute paths.
     """
 
     gpu: str | None = None
@@ -30,6 +30,7 @@ class Resources:
     image: str | None = None
     instance_type: str | None = None
     on_demand: bool = False
+    alone: bool = False
 
     def query(self, markets: Sequence[Market] = (Market.SPOT, Market.ON_DEMAND)) -> OfferQuery:
         """The same wish, as providers are asked it."""
@@ -42,6 +43,7 @@ class Resources:
             infra=self._places(),
             image=self.image,
             markets=(Market.ON_DEMAND,) if self.on_demand else tuple(markets),
+            alone=self.alone,
         )
 
     def _places(self) -> tuple[str, ...]:

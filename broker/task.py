@@ -219,8 +219,9 @@ class Task:
 
     def _named_cards(self) -> Iterator[Problem]:
         """Gives every card its canonical name; a problem for each that nobody knows."""
+        alone = any(path.startswith("/") for path in self.paths)
         try:
-            object.__setattr__(self, "resources", tuple(wish.named() for wish in self.resources))
+            object.__setattr__(self, "resources", tuple(replace(w.named(), alone=alone) for w in self.resources))
         except ValueError as error:
             yield Problem("resources.accelerators", str(error))
         try:
@@ -322,6 +323,12 @@ class Task:
         for name in ("max_moves", "max_restarts_on_errors"):
             if getattr(self, name) < 0:
                 yield Problem(name, f"must be zero or above, not {getattr(self, name)}")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where it has files on its machine: the checkpoint's folder and what is brought along."""
+        checkpoint = (self.checkpoint.path,) if self.checkpoint is not None else ()
+        return (*checkpoint, *(mount.target for mount in self.file_mounts))
 
     @property
     def markets(self) -> tuple[Market, ...]:

@@ -158,6 +158,7 @@ def make_plan(
 ) -> Plan:
     """Read the task with what the command line sets over it, and ask the market."""
     from broker.job import plan
+    from broker.policy.infra import may_name
     from broker.task import load as load_task
 
     if spot not in (None, "auto", "only", "never"):
@@ -168,9 +169,17 @@ def make_plan(
     named = [infra] if infra else [wish.infra for wish in task.resources]
     must_be_installed(screen, named)
     must_have_provider(task.queries)
-    refuse_shared(task, named)
+    boxed = all(wish.image for wish in task.resources)
+    if not boxed:
+        refuse_shared(task, named)
     with screen.waiting("the providers' answers"):
-        return plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
+        planned = plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
+    here = any(not query.gpu and may_name(query.infra, "local") for query in planned.task.queries)
+    if here and planned.decision.offer is None and not planned.decision.rejected and not boxed:
+        for where, problem in planned.failures.items():
+            screen.warn(f"{where}: {problem}")
+        refuse_shared(task)
+    return planned
 
 
 def show_plan(

@@ -90,8 +90,11 @@ def read(settings: Mapping[str, Any], state: Path) -> Settings:
 
 
 def offers(settings: Settings, query: OfferQuery) -> list[Offer]:
-    """Every zone and market that fits. Never a GPU; an image only where the query's `infra` asks for this computer."""
-    if query.gpu or query.gpu_count:
+    """Every zone and market that fits. Never a GPU; an image only where the query's `infra` asks for this computer.
+
+    A job that needs a machine of its own fits into a container only: bare, it would share this computer.
+    """
+    if query.gpu or query.gpu_count or (query.alone and not query.image):
         return []
     if query.image and (settings.engine is None or not any(place.split("/")[0] == NAME for place in query.infra)):
         return []

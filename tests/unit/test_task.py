@@ -476,3 +476,20 @@ def test_text_that_is_no_yaml_says_what_to_do(tmp_path: Path, text: str, fix: st
     with pytest.raises(TaskError) as raised:
         read(tmp_path, text)
     assert fix in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("checkpoint: {path: /ckpt}\n", True),
+        ("checkpoint: {path: c}\nfile_mounts: {/data: .}\n", True),
+        ("checkpoint: {path: ~/ckpt}\nfile_mounts: {~/data: .}\n", False),
+    ],
+)
+def test_absolute_paths_ask_for_a_machine_of_the_jobs_own(tmp_path: Path, text: str, alone: bool) -> None:
+    """Bare, this computer's machines share it with its owner: they are not offered for such a task."""
+    from broker_local import LocalProvider
+
+    (query,) = read(tmp_path, f"run: x\nresources: {{infra: local}}\n{text}").queries
+    assert query.alone is alone
+    assert bool(LocalProvider({}, tmp_path).offers(query)) is not alone
