@@ -153,6 +153,16 @@ class Job:
         """What happened, in order; `after` is the last `seq` already seen."""
         return self.store.events(self.id, after=after)
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """The records of what was decided about its machines, oldest first: all that was known, the alternatives, the
+        reasons. `broker.policy.record.replay` makes the same decision of a record again.
+
+        Of decisions that rented nothing only the newest is kept; it stands first.
+        """
+        from broker.experience import Records
+
+        return Records(self.store).decisions(self.id)
+
     def wait(self, timeout: float | None = None, on_event: OnEvent | None = None) -> Job:
         """Block until the job has ended; `on_event` gets every event once.
 

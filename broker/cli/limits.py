@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from broker.job import Plan
 
 
+LEAST = 0.001
+"""GiB below which what a move takes is not worth a line."""
+
+
 def limit_lines(plan: Plan) -> list[tuple[str, str]]:
     """Lines for the foot of the plan."""
     from broker.policy.decision import clock, money
@@ -28,7 +32,7 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
             word = "more than that" if finish.total > plan.task.budget else "within it"
             text += f"; finishing is expected to cost {money(finish.total)}, {word}"
         lines.append(("budget", text))
-    if plan.egress is not None:
+    if plan.egress is not None and plan.egress[0] >= LEAST:
         size, price = plan.egress
         text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD, as checkpoints of this task were"
         lines.append(("egress per move", text))

@@ -304,7 +304,7 @@ def test_replaying_a_record_gives_the_same_decision(staged: Any) -> None:
         stage.cloud.limit("*/spot", 9)
         stage.run(job)
         assert job.status == "succeeded", stage.story(job)
-        for record in stage.world.records.decisions(job.id):
+        for record in job.decisions():
             again = replay(record)
             assert again.to_json(limit=1000) == record["decision"]
             assert record["decision"]["reasons"]
