@@ -59,6 +59,12 @@ class Engine:
     def is_podman(self) -> bool:
         return "podman" in self.name
 
+    @property
+    def as_root(self) -> bool:
+        """Is the program root in its container? Everywhere, but where the engine's root is this machine's and the guest
+        is somebody else, who could not read then what the program saves."""
+        return os.getuid() == 0 or self.is_podman
+
     def has(self, image: str) -> bool:
         return self._ask("image", "inspect", "--format", "x", image).returncode == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from broker.guest import environment
 from broker.guest.container import NoPython, TaskContainer, Wanted, unpack_python
 from broker.guest.context import Context
-from broker.guest.engine import Engine, ImageRefused, container_name, find
+from broker.guest.engine import Engine, ImageRefused, container_name
 from broker.guest.fetch import fetch
 from broker.guest.places import Places
 
@@ -19,23 +19,22 @@ PASSED = ("SPOTBROKER_MACHINE",)  # by which `local` finds what belongs to one o
 class Opening:
     """Pulls, starts and closes. `open` may run in a thread that is left behind; `close` ends what it started."""
 
-    def __init__(self, context: Context, places: Places, brought: Sequence[Path]) -> None:
-        """brought: what the program sees at paths outside the guest's folder. Raises HostUnfit without an engine."""
+    def __init__(self, context: Context, engine: Engine, places: Places, brought: Sequence[Path]) -> None:
+        """brought: what the program sees at paths outside the guest's folder."""
         c, boot = context, context.boot
         assert boot.container is not None
         offer = boot.offer or {}
-        self.context, self.image = c, boot.container
-        self.engine = find((offer.get("extra") or {}).get("engine"), c.environ)
+        self.context, self.engine, self.image = c, engine, boot.container
         self.wanted = Wanted(
             image=boot.container,
             name=container_name(boot.job, boot.generation),
             mark=environment.mark(boot.job, boot.generation),
             folder=c.folder,
-            mounts=places.mounts([*brought, c.folder / "ckpt"]),
+            mounts=places.mounts([*brought, c.folder / "ckpt", *([] if engine.as_root else [places.home])]),
             home=places.home,
             gpus=bool(offer.get("gpu_count")),
             disk=float(offer.get("disk") or 0.0),
-            user=owner(self.engine),
+            user="0:0" if engine.as_root else f"{os.getuid()}:{os.getgid()}",
             passed={name: c.environ[name] for name in PASSED if name in c.environ},
         )
         self._closed = False
@@ -44,7 +43,9 @@ class Opening:
     def open(self) -> TaskContainer:
         """Raises ImageRefused, HostUnfit, and HomeError where the static Python is wanted and cannot be had."""
         c = self.context
-        (c.folder / "ckpt").mkdir(exist_ok=True)
+        for here, _ in self.wanted.mounts:
+            if not here.exists():
+                here.mkdir(mode=0o755, parents=True)
         seconds = self.engine.pull(self.image, self.wanted.disk)
         c.status.timing("pull", seconds)
         if seconds:
@@ -84,11 +85,3 @@ class Opening:
         fetch(c.home, python["key"], python["sha256"], archive)
         unpack_python(archive, c.folder)
         archive.unlink()
-
-
-def owner(engine: Engine) -> str:
-    """Who the program is in its container, as `uid:gid`: root, as everywhere; but where the guest is not root itself
-    and the engine's root would be this machine's, who the guest is, so that the guest can read what it saves."""
-    if os.getuid() == 0 or engine.is_podman:
-        return "0:0"
-    return f"{os.getuid()}:{os.getgid()}"

@@ -12,6 +12,11 @@ from broker.guest.bootfile import Boot
 BOXED_HOME = Path("/root")  # the program is root in its container, as it is on a marketplace's machine
 
 
+def boxed(boot: Boot) -> bool:
+    """Does the program run in a container that the guest starts?"""
+    return boot.container is not None and boot.kind != "container"
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """folder: the guest's own on the machine, the same inside. home: what `~` means to the program.
@@ -28,11 +33,11 @@ class Places:
     @classmethod
     def of(cls, boot: Boot, folder: Path, environ: Mapping[str, str], *, as_root: bool = True) -> Places:
         """as_root: the program is root in its container; else it is who the guest is."""
-        boxed = boot.container is not None and boot.kind != "container"
+        inside = boxed(boot)
         home = Path(environ.get("HOME") or folder)
-        if boxed:
+        if inside:
             home = BOXED_HOME if as_root else folder / "home"
-        return cls(folder, home, boxed, shared=boot.provider == "local" and not boxed)
+        return cls(folder, home, inside, shared=boot.provider == "local" and not inside)
 
     def here(self, path: Path) -> Path:
         """Where the machine keeps what the program sees at this path."""

@@ -13,11 +13,11 @@ from broker.guest.container import ContainedProgram, TaskContainer
 from broker.guest.context import TICK, Context, Refused
 from broker.guest.disk import install_library
 from broker.guest.ending import Cause
-from broker.guest.engine import HostUnfit, ImageRefused
+from broker.guest.engine import Engine, HostUnfit, ImageRefused, find
 from broker.guest.fetch import fetch_mounts, fetch_spec, fetch_workdir
 from broker.guest.hardware import difference
 from broker.guest.opening import Opening
-from broker.guest.places import Places
+from broker.guest.places import Places, boxed
 from broker.guest.predecessor import succeeded_before, wait_for_predecessor
 from broker.guest.program import Program
 from broker.guest.spec import Spec
@@ -42,7 +42,6 @@ class Preparation:
         self.spec: Spec
         self.checkpoint: Path
         self.saves: Path
-        self.places = Places.of(context.boot, context.folder, context.environ)
         self.container: TaskContainer | None = None
         self._opening: Opening | None = None
 
@@ -62,13 +61,15 @@ class Preparation:
         shutil.rmtree(work, ignore_errors=True)  # a machine that came back starts from its snapshot, not from ruins
         c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
         install_library(c.folder / "lib")
-        places, archive = self.places, c.folder / "mount.tar.gz"
+        engine = self._engine()
+        places = Places.of(c.boot, c.folder, c.environ, as_root=engine is None or engine.as_root)
+        archive = c.folder / "mount.tar.gz"
         mounted = c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, archive, places))
         self.saves = spec.checkpoint_folder(c.folder, places.home, bare=places.shared)
         self.checkpoint = places.here(self.saves)
         self.checkpoint.mkdir(parents=True, exist_ok=True)
-        if places.boxed:
-            self._open_container([self.saves, *mounted])
+        if engine is not None:
+            self._open_container(engine, places, [self.saves, *mounted])
         self._setup()
         c.status.set(state="waiting")
         c.aside("the predecessor", lambda: wait_for_predecessor(c.home, c.keys, c.uplink, c.clock))
@@ -83,12 +84,23 @@ class Preparation:
         if self._opening is not None:
             self._opening.close()
 
-    def _open_container(self, brought: list[Path]) -> None:
+    def _engine(self) -> Engine | None:
+        """What starts the task's container; None where setup and run are bare. Raises Interrupted without one."""
+        c = self.context
+        if not boxed(c.boot):
+            return None
+        try:
+            return find(((c.boot.offer or {}).get("extra") or {}).get("engine"), c.environ)
+        except HostUnfit as error:
+            c.interrupt(Cause("hardware", "hardware", f"not what was rented: {error}"))
+            raise
+
+    def _open_container(self, engine: Engine, places: Places, brought: list[Path]) -> None:
         """Bring the image here and start the container. brought: paths of the program that must lie outside it."""
         c = self.context
         c.status.set(state="pulling")
+        self._opening = opening = Opening(c, engine, places, brought)
         try:
-            self._opening = opening = Opening(c, self.places, brought)
             self.container = c.aside("the image", opening.open)
         except HostUnfit as error:
             c.interrupt(Cause("hardware", "hardware", f"not what was rented: {error}"))

@@ -144,10 +144,14 @@ def _log(job: Job, row: PlacementRow, disk: Path | None) -> str:
 
 
 def _checkpoints(disk: Path, task: Task) -> Path:
+    from broker.guest.places import BOXED_HOME, Places
     from broker.guest.spec import Spec
 
-    spec = Spec.from_bytes(json.dumps(task.to_json()).encode())
-    return spec.checkpoint_folder(disk / "spotbroker", disk, bare=True)
+    spec, folder = Spec.from_bytes(json.dumps(task.to_json()).encode()), disk / "spotbroker"
+    if (folder / "runner").is_dir():  # the program ran in a container
+        places = Places(folder, BOXED_HOME, boxed=True, shared=False)
+        return places.here(spec.checkpoint_folder(folder, places.home, bare=False))
+    return spec.checkpoint_folder(folder, disk, bare=True)
 
 
 def _saved_when_asked(
