@@ -209,6 +209,7 @@ def _unsent(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     """What was wrong with a connection, without the pools and connections around it."""
     reason = getattr(error.args[0] if error.args else None, "reason", None)
+    reason = getattr(reason, "original_error", reason)  # a proxy's trouble is in another's
     return str(reason).rpartition("): ")[2] if reason is not None else str(error)
 
 

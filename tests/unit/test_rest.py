@@ -214,6 +214,15 @@ def test_a_broken_connection_is_ambiguous_once_something_was_sent(vendor: Vendor
         rest(vendor).call("PUT", "/", creating=True)
 
 
+def test_a_proxy_that_is_away_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with pytest.raises(ProviderUnavailable) as caught:
+        Rest("acme", "https://acme.example", key=KEY).call("GET", "/")
+    assert str(caught.value).startswith("acme did not answer: Failed to establish a new connection: ")
+    assert str(caught.value).endswith("Connection refused")
+
+
 def test_what_never_left_has_made_nothing() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
