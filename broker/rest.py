@@ -202,15 +202,19 @@ def _unsent(error: Exception) -> bool:
     """Did the request never leave, because there was no connection?"""
     from urllib3.exceptions import NewConnectionError
 
-    reason = getattr(error.args[0] if error.args else None, "reason", None)
-    return isinstance(reason, NewConnectionError)
+    return isinstance(_cause(error), NewConnectionError)
 
 
 def _reason(error: Exception) -> str:
     """What was wrong with a connection, without the pools and connections around it."""
+    cause = _cause(error)
+    return str(cause).rpartition("): ")[2] if cause is not None else str(error)
+
+
+def _cause(error: Exception) -> Any:
+    """The error of urllib3's within one of requests'; None where there is none. A proxy's trouble is in another's."""
     reason = getattr(error.args[0] if error.args else None, "reason", None)
-    reason = getattr(reason, "original_error", reason)  # a proxy's trouble is in another's
-    return str(reason).rpartition("): ")[2] if reason is not None else str(error)
+    return getattr(reason, "original_error", reason)
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

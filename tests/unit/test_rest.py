@@ -218,7 +218,7 @@ def test_a_proxy_that_is_away_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with pytest.raises(ProviderUnavailable) as caught:
-        Rest("acme", "https://acme.example", key=KEY).call("GET", "/")
+        Rest("acme", "https://acme.example", key=KEY).call("PUT", "/", creating=True)
     assert str(caught.value).startswith("acme did not answer: Failed to establish a new connection: ")
     assert str(caught.value).endswith("Connection refused")
 
