@@ -15,6 +15,7 @@ import boto3
 import pytest
 from clouds.aws.metadata import InstanceMetadata
 from clouds.aws.server import Aws
+from clouds.aws.state import Ami
 from clouds.machine import IMAGE, Machine, Machines
 from clouds.seaweedfs import SeaweedFS
 from crash.harness import Site, wait_for
@@ -104,7 +105,7 @@ def test_interrupted_with_notice_and_finished_elsewhere(aws: Aws, installed: Cal
     task = site.task(
         "count",
         run="exec python3 program.py",
-        envs={"STEPS": "200"},
+        envs={"STEPS": "120"},
         resources=(Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=IMAGE),),
     )
     job = site.submit(task)
@@ -123,7 +124,7 @@ def test_interrupted_with_notice_and_finished_elsewhere(aws: Aws, installed: Cal
     assert one.request["offer"]["zone"] != two.request["offer"]["zone"], "the next-best zone"
     # One program at a time, and it went on where it was stopped.
     printed = lines(site, job)
-    assert [line["step"] for line in printed] == list(range(1, 201))
+    assert [line["step"] for line in printed] == list(range(1, 121))
     assert [line["at"] for line in printed] == sorted(line["at"] for line in printed)
     assert {line["generation"] for line in printed} == {1, 2}
     # The ledger has the prices charged.
@@ -181,4 +182,26 @@ def test_a_machine_with_the_users_own_profile_needs_no_keys(
     assert sent["IamInstanceProfile.Name"] == "home"
     (metadata,) = aws.world.metadata.values()
     assert [path for _, path, status in metadata.asked if "security-credentials/home" in path and status == 200]
+    assert len(lines(site, job)) == 15
+
+
+@pytest.mark.slow
+def test_an_image_of_the_users_own_runs_bare(aws: Aws, installed: Callable[..., Site]) -> None:
+    """An AMI belongs to one region: the job goes there, and its program runs on the machine itself."""
+    ami = "ami-0123456789abcdef0"
+    aws.world.amis["us-west-2"][ami] = Ami("/dev/xvda", 30, "x86_64")
+    try:
+        site = installed()
+        resources = (Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=ami),)
+        job = site.submit(site.task("count", run="exec python3 program.py", envs={"STEPS": "15"}, resources=resources))
+        tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
+        with site.up():
+            wait_for(lambda: job.refresh().done, "the end of the job", 60.0, tell)
+    finally:
+        del aws.world.amis["us-west-2"][ami]
+    assert job.refresh().status == "succeeded", tell()
+    (sent,) = aws.world.sent("RunInstances")
+    assert (sent["ImageId"], sent["BlockDeviceMapping.1.DeviceName"]) == (ami, "/dev/xvda")
+    assert sent["BlockDeviceMapping.1.Ebs.VolumeSize"] == "30", "as large as the image needs"
+    assert [row.request["offer"]["region"] for row in job.placements()] == ["us-west-2"]
     assert len(lines(site, job)) == 15
