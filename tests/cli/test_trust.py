@@ -97,13 +97,6 @@ def test_without_a_terminal_and_with_yes_nobody_consents(keyed: Cli) -> None:
     assert not (keyed.state / "consents.json").exists()
 
 
-def test_an_env_that_only_sounds_like_a_secret_needs_no_trust(keyed: Cli) -> None:
-    task(keyed, "envs: {TOKENIZERS_PARALLELISM: 'false'}\n")
-    assert keyed.json("plan", "tune.yaml")["offer"]["region"] == "r2"
-    task(keyed, "envs: {WANDB_API_KEY: a-long-key-EXAMPLE}\n")
-    assert keyed.json("plan", "tune.yaml")["offer"]["region"] == "r1"
-
-
 def test_offers_without_a_key_are_shown_marked_and_never_taken(market: Cli) -> None:
     done = market("offers", "L4")
     rows = [line for line in done.stdout.splitlines() if "shop/" in line]
@@ -112,14 +105,11 @@ def test_offers_without_a_key_are_shown_marked_and_never_taken(market: Cli) -> N
     assert "shop: no key yet: keys are made at https://shop.example/keys; `broker check shop` takes one" in done.stderr
     assert not any(line.endswith("no key yet") for line in done.stdout.splitlines() if "plain/" in line)
     task(market)
-    for verb in (["plan", "tune.yaml"], ["run", "tune.yaml", "-y"]):
-        refused = market(*verb, code=78)
-        assert "4 offers fit and none can be rented from here: shop: no key yet" in refused.stderr
-        assert refused.stderr.endswith("  try: broker check shop\n")
+    refused = market("run", "tune.yaml", "-y", code=78)
+    assert "4 offers fit and none can be rented from here: shop: no key yet" in refused.stderr
+    assert refused.stderr.endswith("  try: broker check shop\n")
     (market.folder / "tune.yaml").write_text(TASK.replace("infra: shop", "infra: [shop, plain]"))
     assert market.json("plan", "tune.yaml")["offer"]["provider"] == "plain"
-    given(market, KEY, "shop")
-    assert "no key yet" not in market("offers", "L4").stdout
 
 
 def test_a_balance_is_held_against_the_plan(keyed: Cli) -> None:
@@ -164,7 +154,5 @@ def test_a_home_with_one_key_for_all_keeps_marketplaces_out(keyed: Cli) -> None:
     (keyed.folder / "tune.yaml").write_text(TASK.replace("infra: shop", "infra: [shop, plain]"))
     shown = plan(keyed)
     assert "the home's key: clouds only. 4 offers from $0.3201 hidden" in shown
-    assert keyed.json("plan", "tune.yaml")["offer"]["provider"] == "plain"
-    for narrow in ('mint = "r2"', "dedicated = true"):
-        config.write_text(f'home = "s3://bucket/home"\n[home_config]\n{narrow}\n')
-        assert "the home's key" not in plan(keyed)
+    config.write_text('home = "s3://bucket/home"\n[home_config]\ndedicated = true\n')
+    assert "the home's key" not in plan(keyed)

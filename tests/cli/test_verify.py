@@ -69,7 +69,7 @@ def started(cli: Cli, *more: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_what_it_has_rented(cli: Cli, number: int) -> None:
     process = started(cli, "--only", "L1", "--only", "L5")
     process.send_signal(number)
