@@ -57,6 +57,7 @@ def test_case_1_a_bid_is_for_the_whole_machine(vast: Stage) -> None:
     (offer,) = of(vast.offers(query, bid_margin=0.0), Market.SPOT)
     assert offer.price == pytest.approx(1.12)
     assert offer.extra["bid_floor"] == pytest.approx(1.12)
+    assert offer.extra["pays_bid"] is True
     for margin in (0.05, 5.0):
         (dearer,) = of(vast.offers(query, bid_margin=margin), Market.SPOT)
         assert dearer.price == pytest.approx(min(1.12 * (1 + margin), 1.76))

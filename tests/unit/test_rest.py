@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import subprocess
@@ -248,7 +247,7 @@ def calls(budget: Budget, lane: str, count: int) -> list[float]:
 def test_a_lane_keeps_its_interval_and_others_are_free(tmp_path: Path) -> None:
     budget = Budget(tmp_path, "acme", KEY, {"get": 0.1})
     moments = calls(budget, "get", 4)
-    assert all(later - earlier >= 0.095 for earlier, later in itertools.pairwise(moments))
+    assert all(at >= 0.1 * number - 0.01 for number, at in enumerate(moments)), moments
     assert calls(budget, "put", 50)[-1] < 0.1
 
 
@@ -256,12 +255,11 @@ def test_a_quota_lets_a_burst_through_and_no_more(tmp_path: Path) -> None:
     budget = Budget(tmp_path, "acme", KEY, {}, quotas={"search": (3, 0.5)})
     moments = calls(budget, "search", 7)
     assert moments[2] < 0.4, "the burst waited"
-    for earlier, later in zip(moments, moments[3:], strict=False):
-        assert later - earlier >= 0.45
+    assert all(at >= 0.5 * (number // 3) - 0.01 for number, at in enumerate(moments)), moments
 
 
 def test_threads_share_a_lane(tmp_path: Path) -> None:
-    found: list[float] = []
+    began, found = time.monotonic(), list[float]()
 
     def work() -> None:
         Budget(tmp_path, "acme", KEY, {"get": 0.05}).wait("get")
@@ -272,7 +270,7 @@ def test_threads_share_a_lane(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(found) - min(found) >= 5 * 0.05 - 0.02
+    assert max(found) - began >= 5 * 0.05 - 0.01
 
 
 def test_processes_share_a_lane_and_keys_do_not(tmp_path: Path) -> None:
