@@ -159,6 +159,17 @@ def test_a_preempted_machine_needs_no_waiting() -> None:
     assert (after.go, after.retiring[0].gone_at, after.retiring[0].cause) == (True, NOW - 3, "preempted")
 
 
+@pytest.mark.parametrize(("cause", "moves"), [(Cause.PREEMPTED, True), (Cause.FAILED, True), (None, False)])
+def test_a_machine_that_was_stopped_is_left_at_once_and_ended(cause: Cause | None, moves: bool) -> None:
+    """Vast and RunPod stop what they take back: its disk costs until it is terminated. Without a cause it is unknown."""
+    stopped = {1: instance(State.STOPPED, cause=cause)}
+    after = react(job(), Seen(NOW, instances=stopped, beats={1: beat()}, finals={1: NOTHING}), LIMITS)
+    assert (after is not None) is moves
+    if after is not None:
+        (entry,) = after.retiring
+        assert (after.phase, after.go, entry.terminated_at, entry.gone_at) == ("pick", True, None, NOW)
+
+
 @pytest.mark.parametrize(
     ("listed", "terminated_at", "gone_at"),
     [
