@@ -161,7 +161,7 @@ def test_a_preempted_machine_needs_no_waiting() -> None:
 
 @pytest.mark.parametrize(("cause", "moves"), [(Cause.PREEMPTED, True), (Cause.FAILED, True), (None, False)])
 def test_a_machine_that_was_stopped_is_left_at_once_and_ended(cause: Cause | None, moves: bool) -> None:
-    """Vast and RunPod stop what they take back: its disk costs until it is terminated. Without a cause it is unknown."""
+    """Vast and RunPod stop what they take back: its disk costs until it is terminated."""
     stopped = {1: instance(State.STOPPED, cause=cause)}
     after = react(job(), Seen(NOW, instances=stopped, beats={1: beat()}, finals={1: NOTHING}), LIMITS)
     assert (after is not None) is moves
