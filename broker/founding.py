@@ -219,7 +219,7 @@ def _speed(home: Home) -> Speed:
 def _scoped(
     ground: Ground, config: Config, client: S3Client, note: Callable[[Finding], Finding]
 ) -> Mapping[str, str | bool]:
-    """The settings by which machines get keys: such as proved narrow, or the one key to a bucket of the broker's own."""
+    """The settings by which machines get keys: such as proved narrow, or the key to a bucket of the broker's own."""
     why = ""
     for way in ground.kind.mints:
         settings: dict[str, str] = {"mint": way}

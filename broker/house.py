@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -174,11 +172,3 @@ def clock_finding(endpoint: str) -> Finding:
         fix = "switch on the system's time synchronisation: timedatectl set-ntp true"
         return Finding("clock", False, f"{abs(off):.0f} s {way} {endpoint}: stores will refuse what is signed", fix)
     return Finding("clock", True, f"within {max(1, abs(off)):.0f} s of {endpoint}")
-
-
-def software() -> Finding:
-    """What runs here, for a report."""
-    from broker import __version__
-
-    python = ".".join(map(str, sys.version_info[:3]))
-    return Finding(APP, True, f"{__version__} on Python {python}, {os.uname().sysname} {socket.gethostname()}")
