@@ -18,6 +18,7 @@ from broker.learning import learn
 from broker.offer import Market
 from broker.outlook import wish_of
 from broker.picking import pick
+from broker.policy.budget import UNCLEAR
 from broker.policy.memory import Memory
 from broker.provider import Cause, Instance, LaunchRequest, State
 from broker.purse import LIMITS, extended, paid_for
@@ -227,13 +228,16 @@ def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderErro
     return _closed(replace(state, memory=memory), request, f"refused: {error}", world, warn=False)
 
 
-def _close(state: JobState, why: str, world: World) -> None:
-    world.store.update_placement(state.job, state.generation, status="closed", note=why, ended_at=world.clock())
+def _close(state: JobState, why: str, world: World, *, unclear: bool = False) -> None:
+    cause = {"cause": UNCLEAR} if unclear else {}
+    world.store.update_placement(
+        state.job, state.generation, status="closed", note=why, ended_at=world.clock(), **cause
+    )
 
 
 def _closed(state: JobState, request: LaunchRequest, why: str, world: World, *, warn: bool) -> JobState:
     """This generation gets no instance, and counts as no move. What may yet appear under it the sweeper ends."""
-    _close(state, why, world)
+    _close(state, why, world, unclear=warn)
     if warn:
         world.store.event(
             state.job,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker.policy.budget import Bill, Purse, ends, month
+from broker.policy.budget import STRAY, UNCLEAR, Bill, Purse, ends, month
 from broker.state import HANDOVER, SETTLING, Held, JobState, Retiring
 from broker.store import PlacementRow
 from broker.task import Task
@@ -92,8 +92,11 @@ def _simulated(row: PlacementRow) -> bool:
 
 def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
     """One machine of the job as its state has it; None for a placement that got none."""
-    if row.status == "closed":
+    if row.status == "closed" and row.cause != UNCLEAR:
         return None
+    offer = row.request["offer"]
+    if row.status == "closed" and row.ended_at is not None:
+        return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.ended_at + STRAY, over=True)
     retiring = next((entry for entry in state.retiring if entry.generation == row.generation), None)
     if retiring is not None:
         return _leaving(retiring)
@@ -104,7 +107,6 @@ def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
         return Bill(held.hourly, held.launched_at, until, most=held.bid)
     if row.ended_at is not None:
         return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True)
-    offer = row.request["offer"]
     return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.request["end_by"])
 
 

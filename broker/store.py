@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from broker.errors import ConfigError, JobNotFound
-from broker.policy.budget import Bill
+from broker.policy.budget import STRAY, UNCLEAR, Bill
 
 metadata = sa.MetaData()
 
@@ -416,9 +416,9 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
     p = placements.c
     moments = (p.picked_at, p.sent_at, p.launched_at, p.ended_at)
     query = (
-        sa.select(p.job, p.generation, p.request, *moments, p.hourly, jobs.c.state)
+        sa.select(p.job, p.generation, p.request, p.status, *moments, p.hourly, jobs.c.state)
         .join(jobs, jobs.c.id == p.job)
-        .where(p.status != "closed", sa.or_(p.ended_at.is_(None), p.ended_at >= since))
+        .where(sa.or_(p.status != "closed", p.cause == UNCLEAR), sa.or_(p.ended_at.is_(None), p.ended_at >= since))
     )
     found: dict[tuple[str, int], Bill] = {}
     for row in db.execute(query):
@@ -427,7 +427,8 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
             continue
         hourly = row.hourly or offer["price"] + offer["disk_price"]
         began = row.launched_at or row.sent_at or row.picked_at
-        until = row.ended_at or _end_by(row.state, row.generation) or row.request["end_by"]
+        ended = row.ended_at + STRAY if row.ended_at is not None and row.status == "closed" else row.ended_at
+        until = ended or _end_by(row.state, row.generation) or row.request["end_by"]
         found[row.job, row.generation] = Bill(hourly, began, until, over=row.ended_at is not None)
     return found
 

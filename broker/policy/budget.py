@@ -18,6 +18,11 @@ from math import inf
 SETTLING = 120.0
 """Seconds that a machine is taken to be billed after its termination was accepted, or past the moment when it should
 have ended (protocol: commitments)."""
+STRAY = 600.0
+"""Seconds that a machine which may have come of a launch without an answer is taken to be billed, after it was given up
+for the next: until a sweep has found it, or its own guest that it does not stand."""
+UNCLEAR = "unclear"
+"""The cause that is written down of such a placement."""
 MARGIN, LONGEST_MARGIN = 0.03, 60.0
 """The share of a machine's time, and the most seconds, kept back for its last call: it ends itself before the limit."""
 
@@ -37,7 +42,7 @@ class Bill:
 
     def spent(self, now: float, start: float = -inf) -> float:
         """USD between `start` and `now`."""
-        end = min(self.until, now) if self.over else now
+        end = self.until if self.over else now
         return self.hourly * max(0.0, end - max(self.since, start)) / 3600
 
     def committed(self, now: float) -> float:

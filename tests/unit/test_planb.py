@@ -145,6 +145,25 @@ def test_what_a_machine_really_costs_counts_against_the_budget(staged: Any) -> N
     assert live.end_why == "budget"
 
 
+def test_a_launch_without_an_answer_counts(staged: Any) -> None:
+    """A machine may have come of it, and is billed until it is found."""
+    stage = staged([STEADY, offer("b1", Market.ON_DEMAND, 3.2)], work=6 * HOUR)
+    stage.cloud.token = False
+    stage.cloud.hide(30.0)
+    stage.cloud.fail_after_create(1)
+    job = stage.submit(budget=5.0)
+    stage.run(job, until=lambda: bool(stage.cloud.rented))
+    next(iter(stage.cloud.rented.values())).hidden_until = START + 1e6  # it never is where it should be
+    stage.run(job, until=lambda: stage.state(job).generation == 2 and stage.state(job).phase == "launch")
+    lost, standing = job.placements()
+    assert (lost.status, lost.cause) == ("closed", "unclear")
+    (stray,) = stage.cloud.living()
+    later(stage, standing.picked_at - START + 400, lambda: stage.cloud.take_back(stray.id))  # the sweeper has found it
+    stage.run(job)
+    assert (job.status, job.exit_code) == ("limit", 104), stage.story(job)
+    assert stage.cloud.spent() <= 5.0
+
+
 # Prices
 
 
