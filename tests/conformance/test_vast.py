@@ -29,7 +29,7 @@ class VastHand:
 
     def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
         lag = VastProvider.traits.list_lag
-        return wait_for(condition, seconds - lag + 0.2 if lag <= seconds < 2 * lag else min(seconds, 5.0))
+        return wait_for(condition, seconds - lag + 0.05 if lag <= seconds < 2 * lag else min(seconds, 5.0))
 
     def reconnect(self) -> Provider:
         return provider_of(self.server, self.state)
