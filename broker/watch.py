@@ -31,6 +31,7 @@ SAID = {"waiting": "waiting for its predecessor's program to end", "pulling": "t
 ACCESS_POLL = 15.0  # the shortest access lasts a quarter of an hour
 ONE_BY_ONE = 30.0
 TROUBLE_AFTER = 3
+UNSHOWN_BEATS = 5  # beats longer than its lag that a list is waited for which has never shown a machine that boots
 HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read once
 
 
@@ -239,10 +240,11 @@ class Watcher:
             self.facts.absences.pop(key, None)
             return set()
         traits = self.world.provider(followed.generations[generation]).traits
-        if now < followed.launched.get(generation, 0.0) + traits.list_lag:
-            return set()
         heard = self.facts.beats.get(key)
         beat = self.world.limits(simulated=traits.simulated).beat
+        lag = traits.list_lag + (UNSHOWN_BEATS * beat if heard is None and key not in self.facts.shown else 0.0)
+        if now < followed.launched.get(generation, 0.0) + lag:
+            return set()
         if key not in self.facts.shown and heard is not None and time.monotonic() - heard.changed < 3 * beat:
             return set()  # it speaks: the list is later than its provider says
         self.facts.absences[key] = self.facts.absences.get(key, 0) + 1
