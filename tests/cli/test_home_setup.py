@@ -20,6 +20,8 @@ from clouds.seaweedfs import SeaweedFS
 from broker.access import mint, own
 from broker.config import load
 from broker.home import Home
+from broker.store import JobRow, open_store
+from broker.task import Task
 
 COMMENTED = """\
 # my own words, at the top
@@ -220,6 +222,22 @@ def test_another_home_is_replaced_only_when_told_to(cli: Cli, seaweedfs: Seaweed
     assert written(cli)["home"] == f"s3://{bucket}"
     assert "role_arn" not in written(cli)["home_config"]
     assert "# where it was" in file.read_text()
+
+
+def test_a_home_that_jobs_still_use_is_not_replaced(cli: Cli) -> None:
+    file = cli.folder / "config.toml"
+    file.write_text('home = "s3://old/place"\n')
+    store = open_store(cli.state)
+    task = Task(run="x", spot="never").to_json()
+    row = JobRow("train-abc123", "train", time.time(), "running", "s3://old/place", task)
+    store.add_job(row)
+    store.close()
+    done = setup(cli, "--store", "http://127.0.0.1:9", "--bucket", "new", "--replace", code=2)
+    assert "1 job still keeps its work in s3://old/place: train-abc123" in done.stderr
+    assert file.read_text() == 'home = "s3://old/place"\n'
+    store = open_store(cli.state)
+    store.update_job("train-abc123", status="stopped", ended_at=time.time())
+    store.close()
 
 
 @pytest.mark.parametrize("wrong", ["key", "endpoint"])

@@ -1,4 +1,4 @@
-"""`broker verify` runs its part of the suite against the marketplaces' stand-ins, and leaves nothing there."""
+"""`broker verify` runs its part of the suite against the stand-ins as on a user's account, and leaves nothing there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clouds.aws.server import Aws
 from clouds.lambda_cloud.cloud import Lambda
 from clouds.runpod.cloud import RunPod
 from clouds.vast.account import Account, Host
@@ -57,12 +58,17 @@ def vast(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
         yield opened("vast", tmp_path, api=server.url, key=account.key, pace=0.01)
 
 
+@pytest.fixture
+def aws_(aws: Aws, aws_state: Path) -> tuple[Meter, Config]:
+    return opened("aws", aws_state, **aws.settings())
+
+
 # RunPod's quota is by the minute, and the adapter keeps it: the first half of the sentences is within one.
 FEW = ("O1", "O4", "L1", "L6", "I1", "T1")
 
 
-@pytest.mark.parametrize(("name", "only"), [("runpod", FEW), ("lambda_", ()), ("vast", ())])
-def test_a_marketplace_is_verified_and_nothing_is_left(
+@pytest.mark.parametrize(("name", "only"), [("runpod", FEW), ("lambda_", ()), ("vast", ()), ("aws_", ("L2", *FEW))])
+def test_a_users_account_is_verified_and_nothing_is_left(
     name: str, only: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     meter, config = request.getfixturevalue(name)
@@ -70,7 +76,7 @@ def test_a_marketplace_is_verified_and_nothing_is_left(
     report = verify(meter, choose(meter), config, verdicts.append, only=only)
     assert [(v.number, v.detail) for v in verdicts if v.result == DIFFERS] == []
     assert {v.number for v in verdicts if v.result == KEPT} >= set(only or (*FEW, "I2", "T2", "N1"))
-    assert {v.number for v in verdicts if v.result not in (KEPT, DIFFERS)} <= {"L2", "L4", "L5"}, "they have no token"
+    assert {v.number for v in verdicts if v.result not in (KEPT, DIFFERS)} <= {"L2", "L4", "L5"}, "some have no token"
     assert not [i for i in meter.provider.instances() if i.state is not State.TERMINATED]
     assert not meter.tab.ledger.open_jobs()
     assert report.ok
