@@ -26,7 +26,6 @@ _ELSEWHERE = {
     "env": "write `envs`",
     **dict.fromkeys(("command", "cmd", "script", "entrypoint"), "did you mean run?"),
     **dict.fromkeys(("gpu", "gpus", "accelerators"), "write `resources: {accelerators: A100:1}`"),
-    "schedule.window": "a window of cheap hours is not carried out yet: leave it out, and set `cron` to its start",
     "schedule.timezone": "write `tz`",
     "managed_secrets": "write `secrets: [NAME]`, whose values are taken from the environment",
 }
@@ -271,6 +270,18 @@ class RehearseFields(Fields):
     )
 
 
+class WindowFields(Fields):
+    begin: Text | None = Field(
+        default=None, alias="from", description="The clock time from which a run may start, such as `22:00`.",
+        json_schema_extra={"how": "honoured", "why": ""},
+    )  # fmt: skip
+    to: Text | None = _field("The clock time until which it may start.")
+    start: Literal["cheapest", "first"] | None = _field(
+        "`cheapest` waits for the hours at which prices were lowest in the past, and starts in time for the deadline; "
+        "`first` starts at once. cheapest by default."
+    )
+
+
 class ScheduleFields(Fields):
     cron: Text | None = _field("Five fields as cron has them, or `@daily` and the like.")
     tz: Text | None = _field("The time zone of `cron` and of `deadline`, such as `Europe/Lisbon`. UTC by default.")
@@ -285,6 +296,7 @@ class ScheduleFields(Fields):
     overlap: Literal["skip", "queue"] | None = _field(
         "What becomes of a run whose predecessor still runs: `skip`, or `queue`, one at most. skip by default."
     )
+    window: WindowFields | None = _field("Between which times of the day a run may start, where not at once.")
 
 
 class NotifyFields(Fields):
@@ -408,6 +420,7 @@ MODELS: dict[str, type[Fields]] = {
     "checkpoint": CheckpointFields,
     "work": WorkFields,
     "schedule": ScheduleFields,
+    "schedule.window": WindowFields,
     "notify": NotifyFields,
     "rehearse": RehearseFields,
     "file_mounts.*": MountFields,

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from broker import quantity
@@ -23,8 +24,11 @@ from broker.document import Problem
 
 Missed = Literal["join", "skip"]
 Overlap = Literal["skip", "queue"]
+Start = Literal["cheapest", "first"]
 MISSED: tuple[Missed, ...] = ("join", "skip")
 OVERLAP: tuple[Overlap, ...] = ("skip", "queue")
+STARTS: tuple[Start, ...] = ("cheapest", "first")
+CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 NICKNAMES: Mapping[str, str] = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -40,6 +44,38 @@ LATE = 600.0
 AROUND = 26 * 3600.0
 """Seconds before a moment from which runs are counted, so that a clock that was set back is seen whole."""
 LONGEST = 400 * 86400.0
+WORTH_WAITING = 0.03
+"""The least part of the price that must be saved for a run to wait."""
+SLACK = 1.25
+"""How much longer than its work a run is taken to need: booting, moves and saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Between which times of the day a run may start, in the schedule's zone. start: `cheapest` waits for the hours
+    that past prices favour, `first` does not.
+    """
+
+    begin: str
+    end: str
+    start: Start = "cheapest"
+
+    def problems(self) -> Iterator[Problem]:
+        for name, text in (("from", self.begin), ("to", self.end)):
+            if not CLOCK.fullmatch(text):
+                yield Problem(f"schedule.window.{name}", f"must be a clock time such as 22:00, not {text!r}")
+        if self.start not in STARTS:
+            yield Problem("schedule.window.start", f"must be cheapest or first, not {self.start!r}")
+        if self.begin == self.end:
+            yield Problem("schedule.window.to", "is the same as `from`: the window is empty")
+
+    def around(self, slot: float, zone: tzinfo) -> tuple[float, float]:
+        """The window that a run of this slot may start in: the one that it lies in, else the next."""
+        end = moment(self.end, slot, zone)
+        begin = moment(self.begin, end - 86400.0, zone)
+        if begin >= end:  # a day of 25 hours
+            begin = moment(self.begin, end - 2 * 86400.0, zone)
+        return max(begin, slot), end
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +84,7 @@ class Schedule:
 
     deadline: of each run, as a task's, in that zone. max_price: USD per hour, over the task's own. missed: runs whose
     time passed while nothing was awake are joined into one, or skipped. overlap: a run whose predecessor still runs is
-    skipped, or queued behind it, one at most.
+    skipped, or queued behind it, one at most. window: when a run may start, where not at once.
     """
 
     cron: str
@@ -57,6 +93,7 @@ class Schedule:
     max_price: float | None = None
     missed: Missed = "join"
     overlap: Overlap = "skip"
+    window: Window | None = None
 
     @classmethod
     def of(cls, line: str, **more: object) -> Schedule:
@@ -66,6 +103,11 @@ class Schedule:
         if len(words) == count + 1 and "tz" not in more and _may_be_zone(words[count]):
             words, more = words[:count], {**more, "tz": words[count]}
         return cls(" ".join(words), **more)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """What `dataclasses.asdict` gave."""
+        return cls(**{**data, "window": Window(**data["window"]) if data.get("window") else None})
 
     @property
     def zone(self) -> ZoneInfo:
@@ -87,6 +129,8 @@ class Schedule:
                 quantity.deadline(self.deadline)
         except ValueError as error:
             yield Problem("schedule.deadline", str(error))
+        if self.window is not None:
+            yield from self.window.problems()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +198,51 @@ def moment(text: str, start: float, zone: tzinfo | None = None) -> float:
         if local.timestamp() > start:
             return local.timestamp()
     raise AssertionError(f"no {text} within three days")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """When a run starts, and why then."""
+
+    at: float
+    why: str = ""
+
+
+def chosen_start(
+    now: float, latest: float, hours: float, points: Sequence[tuple[float, float]], zone: tzinfo
+) -> Chosen:  # fmt: skip
+    """The start for which past prices were lowest, now or a whole number of hours later, not after `latest`. Pure.
+
+    hours: that the run takes. points: (moment, USD per hour) of what it could have rented, in any order. Hours of the
+    day that nothing is known of, and gains of less than WORTH_WAITING, are no reason to wait.
+    """
+    usual = _by_hour(points, zone)
+    length = max(1, math.ceil(hours))
+    best, cost_now = Chosen(now), _mean(usual, now, length, zone)
+    if cost_now is None:
+        return Chosen(now, "what it costs at which hour is not known yet")
+    lowest = cost_now * (1 - WORTH_WAITING)
+    for ahead in range(1, int((latest - now) // 3600) + 1):
+        start = now + 3600.0 * ahead
+        cost = _mean(usual, start, length, zone)
+        if cost is not None and cost < lowest:
+            lowest = cost
+            best = Chosen(start, f"past prices then were {100 * (1 - cost / cost_now):.0f}% lower than now's")
+    return best
+
+
+def _by_hour(points: Sequence[tuple[float, float]], zone: tzinfo) -> dict[int, float]:
+    """The mean price of each hour of the day."""
+    found: dict[int, list[float]] = {}
+    for at, price in points:
+        found.setdefault(datetime.fromtimestamp(at, zone).hour, []).append(price)
+    return {hour: sum(prices) / len(prices) for hour, prices in found.items()}
+
+
+def _mean(usual: Mapping[int, float], start: float, length: int, zone: tzinfo) -> float | None:
+    hours = [datetime.fromtimestamp(start + 3600.0 * n, zone).hour for n in range(length)]
+    known = [usual[hour] for hour in hours if hour in usual]
+    return sum(known) / len(known) if len(known) == len(hours) else None
 
 
 def minutes(schedule: Schedule, system: tzinfo, now: float) -> tuple[int, ...]:

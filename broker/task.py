@@ -418,7 +418,7 @@ class Task:
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
                 "notify": _notify(values.get("notify")),
-                "schedule": Schedule(**values["schedule"]) if isinstance(values.get("schedule"), dict) else None,
+                "schedule": Schedule.from_json(values["schedule"]) if isinstance(values.get("schedule"), dict) else None,
                 "rehearse": Rehearse(
                     **{
                         **rehearse,

@@ -38,7 +38,7 @@ from broker.mounts import Mount
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
 from broker.resources import Resources
-from broker.schedule import Schedule
+from broker.schedule import Schedule, Window
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
@@ -388,7 +388,11 @@ class _Reader:
         if not model.cron:
             self._at(("schedule",), "schedule.cron", "is missing", "for instance `schedule: {cron: '0 22 * * 1-5'}`")
             return None
-        given = {name: value for name, value in model.model_dump(exclude={"cron"}).items() if value is not None}
+        given = {
+            name: value for name, value in model.model_dump(exclude={"cron", "window"}).items() if value is not None
+        }
+        if (window := model.window) is not None:
+            given["window"] = Window(window.begin or "", window.to or "", window.start or "cheapest")
         return Schedule.of(model.cron, **given)
 
     def _mounts(self, model: TaskFields) -> tuple[Mount, ...]:
@@ -475,6 +479,8 @@ def write(task: Task) -> str:
     if task.rehearse is not None and task.rehearse.resources:
         data["rehearse"]["resources"] = _resources(task.rehearse.resources)
     codes = data.pop("recover_on_exit_codes")
+    if task.schedule is not None and (window := task.schedule.window) is not None:
+        data["schedule"]["window"] = {"from": window.begin, "to": window.end, "start": window.start}
     if codes:
         data["resources"]["job_recovery"] = {"recover_on_exit_codes": codes}
     data["file_mounts"] = {

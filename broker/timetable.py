@@ -21,8 +21,8 @@ import sqlalchemy as sa
 
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError, JobNotFound, TaskError
-from broker.schedule import Due, Schedule, due, iso, moment, told
-from broker.store import Store, insert_into, made, metadata
+from broker.schedule import SLACK, Due, Schedule, chosen_start, due, iso, moment, told
+from broker.store import Store, insert_into, made, metadata, prices
 from broker.vault import seal, unseal
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STALE = 120.0
 """Seconds after which a run that was claimed and not launched is taken over: its looker has died."""
 KEPT = 365 * 86400.0
+PAST = 21 * 86400.0
+"""Seconds of past prices that the choice of hours rests on."""
 
 schedules = sa.Table(
     "spotbroker_schedules",
@@ -53,6 +55,7 @@ runs = sa.Table(
     sa.Column("job", sa.String, nullable=False),
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("note", sa.String, nullable=False, default=""),
+    sa.Column("start", sa.Float),
 )
 
 
@@ -73,7 +76,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a schedule. slot: its moment. status: claimed, launched, queued, skipped, missed or failed."""
+    """One run of a schedule. slot: its moment. status: claimed, launched, queued, skipped, missed or failed.
+
+    start: not before this, for one that is queued for cheaper hours.
+    """
 
     schedule: str
     slot: float
@@ -81,6 +87,7 @@ class Run:
     job: str
     at: float
     note: str = ""
+    start: float | None = None
 
 
 class Timetable:
@@ -127,7 +134,7 @@ class Timetable:
         return Entry(
             name=row["name"],
             file=Path(row["file"]),
-            schedule=Schedule(**row["schedule"]),
+            schedule=Schedule.from_json(row["schedule"]),
             added_at=row["added_at"],
             by=row["by"],
             given=json.loads(given["given"]) if given else {},
@@ -163,7 +170,7 @@ class Timetable:
             return self._launch(entry, stale, now) if self._move(stale, "claimed", now) else None
         active = self._active(known)
         waiting = next((run for run in known if run.status == "queued"), None)
-        if waiting is not None and active is None:
+        if waiting is not None and active is None and now >= (waiting.start or 0.0):
             return self._launch(entry, waiting, now) if self._move(waiting, "claimed", now) else None
         found = due(entry.schedule, max([entry.added_at, *(run.slot for run in known[:1])]), now)
         if found is None:
@@ -178,12 +185,48 @@ class Timetable:
         run = Run(entry.name, found.slot, "claimed", self._job_id(entry, found.slot), now, _missed(found))
         if not found.launch:
             return dataclasses.replace(run, status="missed", note=f"{found.missed} passed while nothing was awake")
-        if active is None:
-            return run
+        if active is None and waiting is None:
+            return self._in_window(entry, run, now)
+        if active is None and waiting is not None:
+            return dataclasses.replace(run, status="skipped", note="one waits for cheaper hours already")
+        assert active is not None
         if entry.schedule.overlap == "queue" and waiting is None:
             return dataclasses.replace(run, status="queued", note=f"behind {active.job}")
         what = f"{active.job} still runs" if waiting is None else f"one waits behind {active.job} already"
         return dataclasses.replace(run, status="skipped", note=what)
+
+    def _in_window(self, entry: Entry, run: Run, now: float) -> Run:
+        """The run as it is, or queued until the cheapest hours of its window."""
+        window, zone = entry.schedule.window, entry.schedule.zone
+        if window is None:
+            return run
+        begin, end = window.around(run.slot, zone)
+        if now < begin:
+            return dataclasses.replace(run, status="queued", start=begin, note=f"waits until {told(begin, zone)}")
+        if window.start != "cheapest" or now >= end:
+            return run
+        task = self.task(entry, run.slot, now)
+        hours = (task.work.hours if task.work is not None else None) or 1.0
+        latest = end
+        if entry.schedule.deadline:
+            latest = min(latest, moment(entry.schedule.deadline, run.slot, zone) - SLACK * hours * 3600)
+        chosen = chosen_start(now, latest, SLACK * hours, self._past_prices(task, now), zone)
+        if chosen.at <= now:
+            note = "; ".join(part for part in (run.note, chosen.why) if part)
+            return dataclasses.replace(run, note=note)
+        note = f"waits until {told(chosen.at, zone)}: {chosen.why}"
+        return dataclasses.replace(run, status="queued", start=chosen.at, note=note)
+
+    def _past_prices(self, task: Task, now: float) -> list[tuple[float, float]]:
+        """What the cheapest of the offers that the task could take now cost in the last weeks, look by look."""
+        from broker.job import plan
+
+        ranked = plan(dataclasses.replace(task, deadline=""), config=self.config).decision.ranked
+        keys = [candidate.offer.key for candidate in ranked]
+        query = sa.select(prices.c.at, sa.func.min(prices.c.price).label("price")).group_by(prices.c.at)
+        query = query.where(prices.c.offer.in_(keys), prices.c.at >= now - PAST)
+        with self.store.engine.connect() as db:
+            return [(row.at, row.price) for row in db.execute(query)]
 
     def _active(self, known: list[Run]) -> Run | None:
         """The newest run whose job has not ended."""

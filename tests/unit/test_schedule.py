@@ -10,7 +10,21 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from broker.schedule import LATE, Due, Schedule, due, minutes, moment, runs, told, upcoming, zone_problem
+from broker.schedule import (
+    LATE,
+    Chosen,
+    Due,
+    Schedule,
+    Window,
+    chosen_start,
+    due,
+    minutes,
+    moment,
+    runs,
+    told,
+    upcoming,
+    zone_problem,
+)
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -164,3 +178,48 @@ def test_a_clock_time_without_a_zone_is_this_computers(monkeypatch: pytest.Monke
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+PARIS = ZoneInfo("Europe/Paris")
+
+
+@pytest.mark.parametrize(
+    ("slot", "begin", "end"),
+    [
+        ("2026-12-01T21:00", "2026-12-01T21:00", "2026-12-02T06:00"),  # at its beginning, 22:00 in Paris
+        ("2026-12-01T23:30", "2026-12-01T23:30", "2026-12-02T06:00"),
+        ("2026-12-01T18:00", "2026-12-01T21:00", "2026-12-02T06:00"),  # before it
+        ("2026-03-28T21:00", "2026-03-28T21:00", "2026-03-29T05:00"),
+        ("2026-10-24T20:00", "2026-10-24T20:00", "2026-10-25T06:00"),
+    ],
+)
+def test_the_window_of_a_run(slot: str, begin: str, end: str) -> None:
+    assert Window("22:00", "07:00").around(utc(slot), PARIS) == (utc(begin), utc(end))
+
+
+def prices_of(cheap: range, days: int = 14) -> list[tuple[float, float]]:
+    """A look each half hour: 1 USD per hour, 0.6 at the cheap hours of the day in Paris."""
+    start = utc("2026-11-10T00:00")
+    looks = [start + 1800.0 * n for n in range(48 * days)]
+    return [(at, 0.6 if datetime.fromtimestamp(at, PARIS).hour in cheap else 1.0) for at in looks]
+
+
+def test_it_waits_for_the_hours_that_were_cheap_and_starts_in_time() -> None:
+    ten, seven = utc("2026-12-01T21:00"), utc("2026-12-02T06:00")
+    found = chosen_start(ten, seven, 2.0, prices_of(range(2, 5)), PARIS)
+    assert iso(found.at) == "2026-12-02T01:00Z", "at 02:00 in Paris, the first of two starts that cost the same"
+    assert "40% lower than now's" in found.why
+    early = chosen_start(ten, ten + 3 * HOUR, 2.0, prices_of(range(2, 5)), PARIS)
+    assert iso(early.at) == "2026-12-02T00:00Z", "the deadline leaves time until 01:00: half of it is cheap"
+    assert chosen_start(ten, ten + HOUR, 2.0, prices_of(range(2, 5)), PARIS).at == ten
+
+
+def test_without_a_gain_or_a_history_it_starts_at_once() -> None:
+    ten, seven = utc("2026-12-01T21:00"), utc("2026-12-02T06:00")
+    assert chosen_start(ten, seven, 2.0, prices_of(range(0)), PARIS) == Chosen(ten)
+    unknown = chosen_start(ten, seven, 2.0, [], PARIS)
+    assert (unknown.at, unknown.why) == (ten, "what it costs at which hour is not known yet")
+    nights = [
+        (at, price) for at, price in prices_of(range(2, 5)) if datetime.fromtimestamp(at, PARIS).hour in (22, 23, 2)
+    ]
+    assert chosen_start(ten, seven, 2.0, nights, PARIS).at == ten, "an hour of which nothing is known is no reason"

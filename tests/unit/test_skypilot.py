@@ -12,7 +12,7 @@ from broker.errors import TaskError
 from broker.mounts import Mount
 from broker.offer import Market, Offer
 from broker.policy import Memory, choose
-from broker.schedule import Schedule
+from broker.schedule import Schedule, Window
 from broker.task import Resources, Task, load
 
 SAFE = "run: x\ncheckpoint: {path: ckpt}\n"
@@ -228,9 +228,12 @@ def test_limits_are_read(tmp_path: Path, field: str, values: list[str]) -> None:
         ("'30 2 * * 1-5 Europe/Paris'", Schedule("30 2 * * 1-5", "Europe/Paris")),
         ("{cron: 30 2 * * 1-5, tz: Europe/Paris}", Schedule("30 2 * * 1-5", "Europe/Paris")),
         (
-            '{cron: "0 22 * * 1-5", tz: Europe/Lisbon, deadline: "07:00", max_price: 1.20, missed: skip, '
-            "overlap: queue}",
-            Schedule("0 22 * * 1-5", "Europe/Lisbon", "07:00", 1.2, "skip", "queue"),
+            '{cron: "0 22 * * 1-5", tz: Europe/Lisbon, deadline: "07:00", max_price: 1, missed: skip, overlap: queue}',
+            Schedule("0 22 * * 1-5", "Europe/Lisbon", "07:00", 1.0, "skip", "queue"),
+        ),
+        (
+            "{cron: '0 22 * * *', window: {from: '22:00', to: '07:00'}}",
+            Schedule("0 22 * * *", window=Window("22:00", "07:00")),
         ),
     ],
 )
@@ -257,7 +260,9 @@ def test_a_schedule_is_read_in_all_its_forms(tmp_path: Path, written: str, meant
         ("{tz: UTC}", r"schedule\.cron: is missing"),
         ("{cron: '@daily', missed: drop}", "schedule.missed: must be 'join' or 'skip', not 'drop'"),
         ("{cron: '@daily', deadline: soon}", "schedule.deadline: must be a time such as 6h"),
-        ("{cron: '@daily', window: {from: '22:00'}}", "a window of cheap hours is not carried out yet"),
+        ("{cron: '@daily', window: {from: '22:00'}}", r"schedule\.window\.to: must be a clock time"),
+        ("{cron: '@daily', window: {from: '22:00', to: '22:00'}}", "the window is empty"),
+        ("{cron: '@daily', window: {from: '22:00', to: '7:00', start: last}}", "must be 'cheapest' or 'first'"),
         ("{cron: '@daily', zone: UTC}", r"schedule\.zone: unknown field"),
     ],
 )

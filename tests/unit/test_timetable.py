@@ -14,10 +14,11 @@ import sqlalchemy as sa
 
 from broker.config import Config
 from broker.errors import ConfigError, JobNotFound, TaskError
-from broker.schedule import Schedule
+from broker.schedule import Schedule, Window
 from broker.store import Store, open_store
 from broker.task import load
 from broker.timetable import Entry, Timetable, entry_of, runs
+from broker_local import LocalProvider
 
 DAY = 86400.0
 TEN = datetime(2026, 12, 1, 22, 0, tzinfo=UTC).timestamp()
@@ -233,3 +234,35 @@ def test_lookers_that_race_launch_once(add: Callable[..., Entry], tmp_path: Path
     assert len(store.jobs()) == NIGHTS
     assert sorted(found.get(timeout=5) for _ in range(NIGHTS)) == [TEN + night * DAY for night in range(NIGHTS)]
     assert found.empty()
+
+
+def test_a_run_waits_in_its_window_for_cheaper_hours(
+    add: Callable[..., Entry], timetable: Timetable, store: Store, tmp_path: Path
+) -> None:
+    entry = add(TASK + "work: {hours: 1}\n", window=Window("22:00", "07:00"), deadline="07:00")
+    offer = f"local/north/north-1/{LocalProvider({}, tmp_path).settings.instance_type}"
+    looks = [TEN - 14 * DAY + 3600.0 * n for n in range(24 * 14)]
+    points = [(at, 0.02 if datetime.fromtimestamp(at, UTC).hour in (2, 3) else 0.03) for at in looks]
+    store.record_prices([(f"{offer}/on_demand", at, price) for at, price in points])
+    run = timetable.see_to(entry, TEN)
+    assert run is not None
+    assert (run.status, run.start) == ("queued", TEN + 4 * 3600)
+    assert "waits until Wed 2026-12-02 02:00 +00:00: past prices then were 33% lower" in run.note
+    assert store.jobs() == []
+    assert timetable.see_to(entry, TEN + 3 * 3600) is None
+    launched = timetable.see_to(entry, TEN + 4 * 3600)
+    assert launched is not None
+    assert launched.status == "launched"
+    assert store.job(launched.job).task["deadline"] == "2026-12-02T07:00:00+00:00"
+    end(store, launched.job)
+    assert timetable.see_to(entry, TEN + 5 * 3600) is None
+
+
+def test_before_its_window_a_run_waits_for_it(add: Callable[..., Entry], timetable: Timetable) -> None:
+    entry = add(window=Window("23:30", "07:00", "first"))
+    run = timetable.see_to(entry, TEN)
+    assert run is not None
+    assert (run.status, run.start) == ("queued", TEN + 5400)
+    late = timetable.see_to(entry, TEN + 5400)
+    assert late is not None
+    assert late.status == "launched"
