@@ -36,7 +36,7 @@ def test_a_broker_that_slept_through_the_end_of_access(tmp_path: Path, guest: tu
     job = Job(tmp_path, guest, home)
     run = "echo ready; until [ -e ../../go ]; do sleep 0.05; done; echo late >ckpt/late; sleep 1; echo said"
     job.task(run, checkpoint={"path": "ckpt", "every": None, "keep": 3, "complete": None})
-    access = ending(mint(config, url, job.id, 1, time.time() + 3600), seaweedfs.signing_key, time.time() + 8)
+    access = ending(mint(config, url, job.id, 1, time.time() + 3600), seaweedfs.signing_key, time.time() + 6)
     placement = job.place(home=access, access_url=renewals.address(home, job.id, 1), patience=0.3)
     try:
         wait_for(lambda: "ready" in placement.log, 20, "the program did not start before its access ended")
@@ -44,7 +44,7 @@ def test_a_broker_that_slept_through_the_end_of_access(tmp_path: Path, guest: tu
         told = placement.beat["n"]
         (placement.folder / "go").touch()
         wait_for(lambda: "program has ended" in (placement.disk / "log").read_text(), 10)
-        holds(lambda: not placement.ended, 4.0)  # its last words are tried as long as somebody may renew its access
+        holds(lambda: not placement.ended, 3.0)  # its last words are tried as long as somebody may renew its access
         assert placement.beat["n"] == told
         assert not placement.result
         fresh = renewals.renew(config, home, job.id, 1, time.time() + 3600)
