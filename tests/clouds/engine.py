@@ -93,6 +93,8 @@ def opened() -> Iterator[Podman]:
         yield made
     finally:
         made("rm", "--all", "--force", "--time", "0")
+        # podman binds its layers' folder to itself where it has mounted something.
+        subprocess.run(["umount", "--lazy", folder / "store" / "overlay"], capture_output=True, check=False)
         shutil.rmtree(folder, ignore_errors=True)
 
 
