@@ -14,7 +14,7 @@ from broker import errors
 from broker.offer import Market, Offer
 from broker.outlook import Outlook, outlook_of
 from broker.picking import decided, mourn
-from broker.policy.bid import limit, raised
+from broker.policy.bid import capped, limit, raised
 from broker.policy.decision import Decision, money
 from broker.policy.timing import Choice
 from broker.provider import ChangesBid, Instance, LaunchRequest, State
@@ -107,7 +107,7 @@ def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, task:
     standing = live.hourly - disk if live.bid is None else live.bid
     hazard = mine.finish.hazard if mine.finish is not None else outlook.hazard(mine.offer, world.clock())
     others = [c for c in decision.ranked if c is not mine]
-    highest = limit(mine, others, outlook.wish.prospect, hazard, running=True) - disk
+    highest = capped(limit(mine, others, outlook.wish.prospect, hazard, running=True), task.max_price) - disk
     new = raised(standing, highest, float(mine.offer.extra.get("bid_floor", mine.offer.price)))
     if new is None:
         return stay

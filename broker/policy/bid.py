@@ -2,9 +2,10 @@
 
 On AWS and Azure a bid is a limit, not a price: the going price is charged as long as it lies below. So a higher bid
 costs nothing until the price rises, and saves a move when it does. Where the bid itself is charged (`pays_bid` in the
-offer's extra: RunPod, Vast) nothing is bid here: the adapter bids the offer's price, by which it was chosen. Two things
-bound a bid: the price at which finishing on the next best offer, the move to it included, would cost less; and the same
-machine on demand, above which nobody should pay for one that can be taken back.
+offer's extra: RunPod, Vast) nothing is bid here: the adapter bids the offer's price, by which it was chosen. Three
+things bound a bid: what the task allows, since it may come to be charged; the price at which finishing on the next best
+offer, the move to it included, would cost less; and the same machine on demand, above which nobody should pay for one
+that can be taken back.
 
 More is bid for a machine that runs, where it would be lost otherwise and that is dearer (`raised`).
 
@@ -41,7 +42,12 @@ def bid(decision: Decision, wish: Wish, hazard: float) -> float | None:
         return None
     if offer.provider not in LIMITS and not offer.extra.get("bid_limit"):
         return None
-    return limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard)
+    return capped(limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard), wish.max_price)
+
+
+def capped(highest: float, max_price: float | None) -> float:
+    """No more than the task allows for an hour, whatever a move would cost: what is bid may come to be charged."""
+    return highest if max_price is None else min(highest, max_price)
 
 
 def limit(

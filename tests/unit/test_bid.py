@@ -14,7 +14,7 @@ from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
 
 from broker.offer import Market, OfferQuery
 from broker.policy import Memory, Wish, choose
-from broker.policy.bid import bid, limit, raised
+from broker.policy.bid import bid, capped, limit, raised
 from broker.policy.cost import Prospect
 from broker.policy.hazard import hazard
 from broker.provider import Instance, LaunchRequest
@@ -50,6 +50,16 @@ def test_no_bid_is_above_on_demand() -> None:
     assert found is not None
     assert 1.09 < found <= 1.1
     assert bid_of([limited("a1", 1.0)]) == 2.0
+
+
+def test_no_bid_is_above_what_the_task_allows() -> None:
+    """A limit is charged once the price has risen to it."""
+    wish = Wish((OfferQuery(),), prospect=PROSPECT, max_price=1.15)
+    decision = choose([limited("a1", 1.0), offer("b1", price=1.14)], wish=wish, memory=Memory(), now=START)
+    dearer = choose([limited("a1", 1.0)], wish=wish, memory=Memory(), now=START)
+    assert bid(decision, wish, 0.0) == pytest.approx(1.14, rel=0.01)
+    assert bid(dearer, wish, 0.0) == 1.15
+    assert (capped(2.0, 1.15), capped(1.0, 1.15), capped(2.0, None)) == (1.15, 1.0, 2.0)
 
 
 def test_only_where_a_bid_is_a_limit_it_is_above_the_price() -> None:
