@@ -524,39 +524,65 @@ def up(
 ) -> None:
     """Drive all jobs until SIGINT or SIGTERM, or with `until_idle` until there is nothing left to drive.
 
-    One per installation: a second one says so and returns. Jobs go on running when it ends. beside: what else this
-    broker does, in a thread of its own, until the event that it is given is set.
+    One per installation: a second one waits until it can take the first one's place; with `until_idle` it says so and
+    returns. Jobs go on running when it ends. beside: what else this broker does, in a thread of its own, until the
+    event that it is given is set.
     """
-    gate = gate_of(config)
-    if not _take(gate):
-        on_line("a broker is already up here; it drives all jobs")
-        return
-    ended = threading.Event()
+    gate, ended = gate_of(config), threading.Event()
 
     def end(_signal: int, _frame: FrameType | None) -> None:
         ended.set()
 
     before = [(which, signal.signal(which, end)) for which in (signal.SIGINT, signal.SIGTERM)]
     try:
-        with running(config) as engine, contextlib.ExitStack() as leaving:
-            on_line(f"broker up, state in {config.state}")
+        with contextlib.ExitStack() as leaving:
             if beside is not None:
                 also = threading.Thread(target=beside, args=(ended,), name="spotbroker beside", daemon=True)
                 also.start()
                 leaving.callback(also.join, 30.0)
                 leaving.callback(ended.set)
-            idle_since: float | None = None
-            while not ended.wait(0.5):
-                idle_since = (idle_since or time.monotonic()) if engine.idle() else None
-                if until_idle and idle_since is not None and time.monotonic() - idle_since > BACKGROUND_IDLE:
-                    on_line("nothing left to drive")
-                    break
-            # Taken jobs are handed over by the locks; the gate goes first so that the next one can start at once.
-            gate.release()
+            if _taken(gate, ended, on_line, wait=not until_idle):
+                _drive_all(config, gate, ended, on_line, until_idle=until_idle)
     finally:
         gate.release()
         for which, handler in before:
             signal.signal(which, handler)
+
+
+def _taken(
+    gate: FileLock | AdvisoryLock, ended: threading.Event, on_line: Callable[[str], None], *, wait: bool
+) -> bool:  # fmt: skip
+    """Take the gate, at once or when the broker that holds it ends; False where this one is not to be."""
+    if _take(gate):
+        return True
+    if not wait:
+        on_line("a broker is already up here; it drives all jobs")
+        return False
+    on_line("a broker is already up here and drives all jobs; this one takes its place when it ends")
+    while not ended.wait(1.0):
+        if gate.take():
+            return True
+    return False
+
+
+def _drive_all(
+    config: Config,
+    gate: FileLock | AdvisoryLock,
+    ended: threading.Event,
+    on_line: Callable[[str], None],
+    *,
+    until_idle: bool,
+) -> None:
+    with running(config) as engine:
+        on_line(f"broker up, state in {config.state}")
+        idle_since: float | None = None
+        while not ended.wait(0.5):
+            idle_since = (idle_since or time.monotonic()) if engine.idle() else None
+            if until_idle and idle_since is not None and time.monotonic() - idle_since > BACKGROUND_IDLE:
+                on_line("nothing left to drive")
+                break
+        # Taken jobs are handed over by the locks; the gate goes first so that the next one can start at once.
+        gate.release()
 
 
 def _take(gate: FileLock | AdvisoryLock) -> bool:

@@ -237,3 +237,25 @@ def runs_of(cli: Cli) -> list[Run]:
     found = timetable.runs("counter")
     timetable.store.close()
     return found
+
+
+def test_up_runs_schedules_while_a_background_broker_drives_and_takes_its_place(cli: Cli) -> None:
+    """`broker run -d` leaves a broker that ends when nothing is left to drive, and knows of no schedule."""
+    scheduled(cli, steps=5, pause=0.05)
+    cli.task("other", steps=60, pause=0.1)
+    cli("run", "other", "-y", "-d")
+    cli("schedule", "add", "counter", "--up")
+    asleep(cli, 100)
+    process = cli.start("up")
+    try:
+        wait_for(lambda: any(row["id"].startswith("counter-") for row in cli.json("ps", "-a")), "the run", 60)
+        wait_for(lambda: all(row["status"] == "succeeded" for row in cli.json("ps", "-a")), "all ends", 60)
+        assert process.stderr is not None
+        told = [process.stderr.readline()]
+        while f"broker up, state in {cli.state}" not in told[-1]:
+            told.append(process.stderr.readline())
+            assert told[-1], "it ended instead of taking the other's place"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    assert any("this one takes its place when it ends" in line for line in told)
