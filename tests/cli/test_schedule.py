@@ -257,5 +257,5 @@ def test_up_runs_schedules_while_a_background_broker_drives_and_takes_its_place(
             assert told[-1], "it ended instead of taking the other's place"
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.communicate(timeout=60)
     assert any("this one takes its place when it ends" in line for line in told)
