@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from broker.errors import (
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, PartialOffers, Traits
 from broker_vast import contract, label, offers, settings
-from broker_vast.api import ADD_CREDIT, HOW_TO_KEY, NAME, Stillborn, Vast
+from broker_vast.api import HOW_TO_KEY, NAME, Stillborn, Vast
 from broker_vast.records import Records
 
 ARGUMENTS = 4096  # characters of onstart and args together; PUT /asks/{id}
@@ -121,7 +121,7 @@ class VastProvider:
         return instance
 
     def instances(self) -> Sequence[Instance]:
-        """Every contract with our label; two calls more than pages where one rests that we did not end."""
+        """Every contract with our label, a call for 25; the credit is asked for where one rests that we did not end."""
         rows = self.vast.contracts()
         self.records.forget({str(row["id"]) for row in rows})
         credit: list[bool | None] = []
@@ -157,30 +157,27 @@ class VastProvider:
         return self.vast.credit()
 
     def check(self) -> Sequence[Finding]:
-        """The key, the account and its credit, the list of contracts, the search. Rents nothing."""
+        """The key, whose account it opens, the search; list and balance are looked at besides. Rents nothing."""
         if self.key is None:
             return [Finding("key", ok=False, found="none", fix=HOW_TO_KEY), self._found("search", self._named)]
         return [
             Finding("key", ok=True, found=f"from {self.key.source}"),
-            self._found("credit", self._credited, fix=ADD_CREDIT),
-            self._found("contracts", lambda: (True, f"{len(self.vast.contracts())} on this account")),
+            self._found("account", self._owner),
             self._found("search", self._named),
         ]
 
-    def _credited(self) -> tuple[bool, str]:
-        credit = self.vast.credit()
-        return credit > 0, f"{credit:.2f} USD"
+    def _owner(self) -> str:
+        account = self.vast.account()
+        return f"{account.get('email') or 'without an address'}, number {account.get('id')}"
 
-    def _named(self) -> tuple[bool, str]:
-        names = self.vast.gpu_names()
-        return bool(names), f"{len(names)} kinds of card"
+    def _named(self) -> str:
+        return f"{len(self.vast.gpu_names())} kinds of card"
 
-    def _found(self, what: str, look: Any, *, fix: str = "") -> Finding:
+    def _found(self, what: str, look: Callable[[], str]) -> Finding:
         try:
-            ok, found = look()
+            return Finding(what, ok=True, found=look())
         except BrokerError as error:
             return Finding(what, ok=False, found=error.message, fix=error.fix)
-        return Finding(what, ok=ok, found=found, fix="" if ok else fix)
 
     def _body(self, request: LaunchRequest) -> dict[str, Any]:
         """What is sent to rent. The image's entrypoint is replaced by a shell with our script, so that the guest is
@@ -222,7 +219,7 @@ class VastProvider:
         _bounds(bid)
         return bid
 
-    def _instance(self, row: Mapping[str, Any], paid: Any = lambda: None) -> Instance | None:
+    def _instance(self, row: Mapping[str, Any], paid: Callable[[], bool | None] = lambda: None) -> Instance | None:
         return contract.instance_of(row, now=time.time(), destroyed_at=self.records.noted(str(row["id"])), paid=paid)
 
     def _bury(self, made: str) -> None:

@@ -431,15 +431,12 @@ def test_check_and_balance(vast: Stage, monkeypatch: pytest.MonkeyPatch) -> None
     vast.account.credit = 12.5
     found = {finding.what: finding for finding in vast.provider().check()}
     assert all(finding.ok for finding in found.values())
-    assert found["credit"].found == "12.50 USD"
-    assert found["contracts"].found == "0 on this account"
+    assert found["account"].found == "you@example.com, number 4711"
+    assert not any(vast.account.key in finding.found for finding in found.values())
     assert vast.provider().balance() == 12.5
-    vast.account.credit = 0.0
-    poor = {finding.what: finding for finding in vast.provider().check()}
-    assert not poor["credit"].ok
-    assert "billing" in poor["credit"].fix
     wrong = {finding.what: finding for finding in vast.provider(key="vast-WRONG").check()}
-    assert [what for what, finding in wrong.items() if not finding.ok] == ["credit", "contracts"]
+    assert [what for what, finding in wrong.items() if not finding.ok] == ["account"]
+    assert "manage-keys" in wrong["account"].fix
     monkeypatch.delenv("VAST_API_KEY", raising=False)
     none, search = vast.provider(key=None).check()
     assert not none.ok
