@@ -22,6 +22,7 @@ NO_KEY = "no key"
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """One provider's findings. keyless: it would work with a key, and there is none; how_to_key: where to get one.
+    absent: a package that it needs is not installed.
 
     refused: the findings that failed did so for the user's credentials or settings. simulated: it rents nothing real.
     """
@@ -29,6 +30,7 @@ class Inspection:
     provider: str
     findings: tuple[Finding, ...]
     keyless: bool = False
+    absent: bool = False
     how_to_key: str = ""
     refused: bool = False
     simulated: bool = False
@@ -43,7 +45,9 @@ def inspect(name: str, config: Config) -> Inspection:
     try:
         contract = registry.get(name, config)
     except ConfigError as error:
-        return Inspection(name, (Finding("package", False, error.message, error.fix),), refused=True)
+        absent = isinstance(error.__cause__, ModuleNotFoundError)
+        what = "package" if absent else "settings"
+        return Inspection(name, (Finding(what, False, error.message, error.fix),), absent=absent, refused=True)
     how = how_to_key(contract)
     try:
         listed = contract.instances()
@@ -53,9 +57,13 @@ def inspect(name: str, config: Config) -> Inspection:
             told = Finding(what, False, said, how or error.fix or f"broker check {name}")
             return Inspection(name, (told, *_public(contract)), keyless=True, how_to_key=how)
         fix = error.fix or f"broker check {name} --new-key takes another one"
-        found = Finding("key" if how else "credentials", False, error.message, fix)
-        return Inspection(name, (found,), how_to_key=how, refused=True)
+        refusal = Finding("key" if how else "credentials", False, error.message, fix)
+        return Inspection(name, (refusal,), how_to_key=how, refused=True)
     except BrokerError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            need = registry.missing(name, error.__cause__)
+            found = (Finding("package", False, need.message, need.fix),)
+            return Inspection(name, found, absent=True, refused=True)
         return Inspection(name, (Finding("instances", False, error.message, error.fix),), how_to_key=how)
     alive = sum(instance.alive for instance in listed)
     findings = [Finding("instances", True, f"{alive} of ours running" if alive else "none of ours running")]

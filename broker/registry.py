@@ -86,7 +86,7 @@ def _factory(name: str) -> Factory:
     try:
         factory: Factory = entry.load()
     except ModuleNotFoundError as error:
-        raise _missing(name, error) from error
+        raise missing(name, error) from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"provider {name!r} ({entry.value}) cannot be imported: {error}") from error
     return factory
@@ -98,7 +98,7 @@ def _made(name: str, factory: Factory, settings: Mapping[str, Any], state: Path)
     except BrokerError:
         raise
     except ModuleNotFoundError as error:
-        raise _missing(name, error) from error
+        raise missing(name, error) from error
     except Exception as error:
         raise ConfigError(f"provider {name!r} cannot be set up: {type(error).__name__}: {error}") from error
     if provider.name != name:
@@ -106,7 +106,7 @@ def _made(name: str, factory: Factory, settings: Mapping[str, Any], state: Path)
     return provider
 
 
-def _missing(name: str, error: ModuleNotFoundError) -> ConfigError:
+def missing(name: str, error: ModuleNotFoundError) -> ConfigError:
     """Our providers' packages come as extras; what a third party's needs, only its own package could say."""
     entry = _found().get(name)
     ours = entry is not None and _owner(entry) == APP

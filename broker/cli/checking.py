@@ -106,7 +106,8 @@ def _told(screen: Screen, inspections: Sequence[Inspection], config: Config, *, 
         with screen.waiting("the home's answers"):
             rows += [(HOUSE, finding, _sign(finding)) for finding in house(config, rents=bool(usable))]
     for found in inspections:
-        rows += [(found.provider, finding, _sign(finding, open_=found.keyless and whole)) for finding in found.findings]
+        open_ = whole and (found.keyless or found.absent)
+        rows += [(found.provider, finding, _sign(finding, open_=open_)) for finding in found.findings]
     if screen.json:
         screen.data([_row(who, finding, sign) for who, finding, sign in rows])
     elif screen.quiet:

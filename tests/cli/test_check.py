@@ -170,3 +170,17 @@ def test_check_help_says_that_nothing_is_rented(cli: Cli) -> None:
     assert "Rents nothing." in cli("check", "-h").stdout
     assert json.loads(cli("check", "local", "--json").stdout)
     assert Path(cli.folder).is_dir()
+
+
+def test_a_provider_whose_package_is_not_there_is_simply_not_set_up(market: Cli) -> None:
+    for name in ("boto3", "requests"):
+        line = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+        (market.folder / "site" / f"{name}.py").write_text(line)
+    market.env["VAST_API_KEY"] = "a-key"
+    rows = market.json("check")
+    for who, package in (("aws", "boto3"), ("vast", "requests")):
+        (row,) = found(rows, who).values()
+        assert (row["what"], row["state"]) == ("package", "not set up"), row
+        assert package in row["found"]
+        assert row["fix"] == f"pip install 'spotbroker[{who}]'"
+    assert found(market.json("check", "vast", code=78), "vast")["package"]["state"] == "failed"
