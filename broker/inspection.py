@@ -71,7 +71,8 @@ def inspect(name: str, config: Config) -> Inspection:
         fix = f"broker verify {name} --clean"
         findings.append(Finding("verify", False, "a run of broker verify was cut off and may have left machines", fix))
     findings += _own(contract) if isinstance(contract.adapter, Checks) else _public(contract)
-    findings += _balance(contract)
+    if "balance" not in {finding.what for finding in findings}:
+        findings += _balance(contract)
     return Inspection(name, tuple(findings), how_to_key=how, simulated=contract.traits.simulated)
 
 

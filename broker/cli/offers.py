@@ -216,12 +216,15 @@ def show_plan(
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
+    from broker.cli.trusting import cost_of_refusing
+
     return {
         "task": plan.task.name,
         "home": plan.home,
         "workdir_bytes": plan.size,
         "failures": dict(plan.failures),
         "balance": plan.balance,
+        "trust": cost_of_refusing(plan.decision, plan.task),
         "left_out": list(plan.left_out),
         "mounts": [
             {"target": m.mount.target, "source": m.mount.source, "bytes": m.bytes, "files": m.files}
