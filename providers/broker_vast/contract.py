@@ -52,7 +52,8 @@ def instance_of(
 
 def hourly(row: Mapping[str, Any]) -> float:
     """USD per hour while it runs, disk included; 0 where the row does not say."""
-    return _number(row, "dph_total") or _number(row, "dph_base") + _number(row, "storage_total_cost")
+    cards = _number(row, "dph_base")
+    return _number(row, "dph_total") or (cards + _number(row, "storage_total_cost") if cards else 0.0)
 
 
 def at_rest(row: Mapping[str, Any]) -> bool:

@@ -118,7 +118,7 @@ class VastProvider:
             raise NoCapacity(
                 f"contract {made} was made in a stopped state: the bid does not win", provider=NAME, code="stopped"
             )
-        return instance
+        return instance if instance.hourly > 0 else replace(instance, hourly=_expected(request, instance, body))
 
     def instances(self) -> Sequence[Instance]:
         """Every contract with our label, a call for 25; the credit is asked for where one rests that we did not end."""
@@ -247,6 +247,13 @@ class VastProvider:
         except ProviderError:
             return None
         return offers.spellings(query, known) if known else None
+
+
+def _expected(request: LaunchRequest, instance: Instance, body: Mapping[str, Any]) -> float:
+    """USD per hour of what was rented, disk included, where its row names no price: nothing is booked as free."""
+    offer = request.offer
+    bid = body.get("price") if instance.market is Market.SPOT else None
+    return float(bid or offer.extra.get("on_demand") or offer.price) + offer.disk_price
 
 
 def _bounds(bid: float) -> None:

@@ -201,6 +201,17 @@ def test_the_price_that_is_shown_is_booked(vast: Stage) -> None:
     assert vast.provider().launch(request_for(offer)).hourly == pytest.approx(0.55 + 20 * 0.15 / 730)
 
 
+@pytest.mark.parametrize(
+    ("market", "no_bid", "price"),
+    [(Market.SPOT, False, 0.19 * 1.05), (Market.SPOT, True, 0.41), (Market.ON_DEMAND, False, 0.41)],
+)
+def test_what_names_no_price_is_not_booked_as_free(vast: Stage, market: Market, no_bid: bool, price: float) -> None:
+    vast.host(dph=0.41, min_bid=0.19)
+    vast.server.lies.no_bid, vast.server.lies.unpriced = no_bid, True
+    instance = vast.provider().launch(request_for(vast.offer(market)))
+    assert instance.hourly == pytest.approx(price + 20 * 0.15 / 730)
+
+
 @pytest.mark.parametrize("answer", [400, 404, 410, 500, 200])
 def test_low_bid_leaves_nothing(vast: Stage, answer: int) -> None:
     host = vast.host(min_bid=0.2)

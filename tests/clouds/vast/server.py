@@ -60,8 +60,9 @@ class Lies:
     the words of `_broken`. quota: searches are refused until midnight; blind: they heed no wish. total: how many
     contracts the list says there are; same_token: its pages do not end. keep: what is destroyed is listed on; deaf:
     only a contract itself can be heard asking for its end. hold: answers wait for it. no_bid: a creation with a price
-    rents on-demand all the same. low_bid: how a bid that does not win is answered: the status, with `new_contract` in
-    the body; 200 for a success that says nothing; 410 for a refusal that makes nothing.
+    rents on-demand all the same. unpriced: contracts name no price. low_bid: how a bid that does not win is answered:
+    the status, with `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes
+    nothing.
     """
 
     refuse: list[Reply] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Lies:
     hide_one: float = 0.0
     broken: dict[str, list[str]] = field(default_factory=dict)
     no_bid: bool = False
+    unpriced: bool = False
     quota: bool = False
     blind: bool = False
     total: int | None = None
@@ -299,11 +301,12 @@ class VastServer:
         host, body = contract.host, contract.body
         disk = contract.disk * host.storage_cost / self.account.month
         base = contract.hourly()
+        prices = {"dph_base": base, "dph_total": base + disk} if not self.lies.unpriced else {}
         words = self.account.words(contract)
         up = words["actual_status"] == "running"
         return {
             "id": contract.id, "label": contract.label, **words, "is_bid": contract.bid is not None,
-            "min_bid": host.least_bid(), "dph_base": base, "dph_total": base + disk, "machine_id": host.machine_id,
+            "min_bid": host.least_bid(), **prices, "machine_id": host.machine_id,
             "host_id": host.host_id, "gpu_name": host.gpu_name, "num_gpus": host.num_gpus, "gpu_ram": host.gpu_ram,
             "gpu_totalram": host.gpu_ram * host.num_gpus, "cpu_cores": host.cpu_cores or 16, "cpu_ram": host.cpu_ram,
             "cpu_cores_effective": host.cpu_cores_effective, "disk_space": contract.disk, "disk_usage": 0.1,
