@@ -43,7 +43,12 @@ NO_SPOT = re.compile(
     r"podRentInterruptable\w*\W.{0,40}(removed|no longer|deprecated|not (supported|available)|does not exist|unknown)",
     re.IGNORECASE,
 )
-FAULT = re.compile(r"something went wrong|internal server error", re.IGNORECASE)
+# What came of a call that ends so is not known.
+FAULT = re.compile(
+    r"something went wrong|internal (server )?error|tim(ed|e)[ -]?out|\bgateway\b|hang up|econnre|"
+    r"service unavailable|unexpected error",
+    re.IGNORECASE,
+)
 INVALID = ("GRAPHQL_VALIDATION_FAILED", "GRAPHQL_PARSE_FAILED", "BAD_USER_INPUT")
 
 
@@ -55,7 +60,9 @@ def rest(status: int, data: Any) -> ProviderError | None:
     """An answer with an error status, of either API; None where `broker.rest` knows as much."""
     problem = data if isinstance(data, Mapping) else {}
     if errors := graph_errors(problem):
-        return graph(errors)
+        known = graph(errors)
+        unknown = status >= HTTPStatus.INTERNAL_SERVER_ERROR and type(known) in (ProviderError, ProviderUnavailable)
+        return None if unknown else known
     text = str(problem.get("detail") or problem.get("message") or problem.get("error") or "")
     told = {"provider": NAME, "code": _code(status, problem)}
     if status == HTTPStatus.UNAUTHORIZED:

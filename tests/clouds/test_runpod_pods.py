@@ -17,6 +17,7 @@ from clouds.runpod.cloud import JUDGE, RunPod, command_of
 from clouds.runpod.graph import Refused
 from clouds.runpod.hand import opened
 from clouds.runpod.rest import Problem
+from clouds.wire import Answer
 
 from broker.contract import wrap
 from broker.errors import (
@@ -464,6 +465,26 @@ def test_a_pod_that_was_made_without_an_answer_is_found_by_its_name(
     assert pod.name == "sb-conformance-job7-1"
     (found,) = provider.instances()
     assert (found.id, found.job, found.generation) == (pod.id, "job7", 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "code"),
+    [
+        (500, "Something went wrong. Please try again later.", "INTERNAL_SERVER_ERROR"),
+        (504, "upstream said nothing", "GATEWAY"),
+        (200, "Request timed out after 30000 ms", "RUNPOD"),
+        (200, "socket hang up", "RUNPOD"),
+        (200, "504 Gateway Timeout", "DOWNSTREAM_SERVICE_ERROR"),
+    ],
+)
+def test_graphqls_own_words_for_a_fault_leave_open_whether_a_pod_was_made(
+    cloud: RunPod, provider: RunPodProvider, status: int, text: str, code: str
+) -> None:
+    body = {"data": {"podRentInterruptable": None}, "errors": [{"message": text, "extensions": {"code": code}}]}
+    cloud.faults.add("lose answer", Answer(status, body))
+    with pytest.raises(Ambiguous):
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    assert len(provider.instances()) == 1
 
 
 def test_a_pod_that_was_made_in_spite_of_an_error_is_ours(cloud: RunPod, provider: RunPodProvider) -> None:

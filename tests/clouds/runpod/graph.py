@@ -72,8 +72,8 @@ class Graph:
                 errors.append({**_error(refused.message, refused.code), "path": [one.alias]})
             except GraphQLError as error:
                 return Answer(400, {"errors": [_error(error.message, error.code)]})
-            except LostAnswer:
-                return Answer(500, "<html>500</html>", kind="text/html")
+            except LostAnswer as lost:
+                return lost.answer
         if (deep := self.cloud.faults.take("deep error")) is not None:
             errors.append({**_error("lookup failed", "INTERNAL_SERVER_ERROR"), "path": deep})
             self._nulled(data, deep)
@@ -223,8 +223,8 @@ class Graph:
                 terminate_after=wanted.get("terminateAfter") or "",
             )
         )
-        if self.cloud.faults.take("lose answer"):
-            raise LostAnswer
+        if (told := self.cloud.faults.take("lose answer")) is not None:
+            raise LostAnswer(told if isinstance(told, Answer) else Answer(500, "<html>500</html>", kind="text/html"))
         return pod.graph()
 
     def _refusal(self, what: Any) -> Refused:
@@ -276,6 +276,10 @@ class Graph:
 
 class LostAnswer(Exception):  # noqa: N818
     """The pod was made; the answer is a fault."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
 
 
 def _error(message: str, code: str) -> dict[str, Any]:
