@@ -46,7 +46,8 @@ def test_a_secret_is_kept_from_anybodys_hosts_and_the_plan_says_what_that_costs(
     assert "a community host could read HF_TOKEN" in shown
     assert "EXAMPLE" not in shown
     told = keyed.json("plan", "tune.yaml")
-    assert (told["offer"]["region"], told["trust"]) == ("r1", shown.partition("trust     ")[2].partition("\n")[0])
+    assert told["offer"]["region"] == "r1"
+    assert told["trust"] in shown
     task(keyed, "secrets: {HF_TOKEN: {value: hf-secret-EXAMPLE, trust: community}}\n")
     assert keyed.json("plan", "tune.yaml")["offer"]["region"] == "r2"
     task(keyed, "secrets: {HF_TOKEN: {value: hf-secret-EXAMPLE, trust: cloud}}\n")
