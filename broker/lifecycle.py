@@ -457,7 +457,8 @@ def control_of(
         end_by = min(old.end_by, launching.frozen_at + HANDOVER + SETTLING)
         generations[old.generation] = Order(end_by=end_by, end_why=old.end_why)
         retiring.append(old.generation)
-        generations[live] = Order(end_by=launching.end_by, end_why=launching.end_why, after=old.generation)
+        after = live if hold else old.generation
+        generations[live] = Order(end_by=launching.end_by, end_why=launching.end_why, after=after)
     elif state.live is not None:
         live = state.live.generation
         generations[live] = _run_order(state, state.live.end_by, state.live.end_why)

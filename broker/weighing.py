@@ -15,6 +15,7 @@ from broker.offer import Market, Offer
 from broker.outlook import Outlook, outlook_of
 from broker.picking import decided, mourn
 from broker.policy.bid import capped, limit, raised
+from broker.policy.budget import UNCLEAR
 from broker.policy.decision import Decision, money
 from broker.policy.timing import Choice
 from broker.provider import ChangesBid, Instance, LaunchRequest, State
@@ -43,7 +44,8 @@ def weigh(state: JobState, world: World) -> JobState:
     if live is None or state.outcome is not None or row.stopping:
         return state.to("watch", weigh_at=None)
     task = Task.from_json(row.task)
-    state = extended(mourn(state, world), task, world)
+    _give_up(state, live, world)
+    state = extended(mourn(replace(state, heading=None), world), task, world)
     again = world.clock() + world.limits(simulated=live.simulated).weigh
     stay = state.to("watch", weigh_at=again)
     spot = live.offer.endswith(f"/{Market.SPOT}")
@@ -58,6 +60,16 @@ def weigh(state: JobState, world: World) -> JobState:
     if task.spot != "auto" or state.moves + 1 >= task.max_moves:
         return stay  # a move that must be made may still come
     return _better(stay, live, decision, outlook, world)
+
+
+def _give_up(state: JobState, live: Held, world: World) -> None:
+    """Close the placement that the job was moving to when a launch broke off: this machine has gone on."""
+    held = {entry.generation for entry in state.retiring}
+    for row in world.store.placements(state.job):
+        if row.generation > live.generation and row.status in ("intent", "sent") and row.generation not in held:
+            cause = {"cause": UNCLEAR} if row.status == "sent" else {}
+            closed = {"status": "closed", "note": "given up", "ended_at": world.clock()}
+            world.store.update_placement(state.job, row.generation, **closed, **cause)
 
 
 def _reckonable(outlook: Outlook, state: JobState, world: World) -> Outlook:

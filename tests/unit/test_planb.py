@@ -304,6 +304,23 @@ def test_a_job_that_cannot_move_keeps_its_machine(staged: Any, trouble: Any) -> 
     assert all(a[1] <= b[0] for a, b in zip(sorted(programs), sorted(programs)[1:], strict=False))
 
 
+def test_a_move_that_broke_off_is_given_up_and_tried_again(staged: Any) -> None:
+    """The home does not answer when the new machine's word is to be written: the old one goes on, nothing is owed."""
+    stage = staged([STEADY, CHEAP], work=5 * HOUR)
+    stage.cloud.limit("*/spot", 0)
+    later(stage, HOUR, lambda: stage.cloud.limit("*/spot", 9))
+    job = stage.submit(budget=12.0)
+    stage.run(job, until=lambda: stage.state(job).heading is not None and stage.state(job).phase == "launch")
+    broken = stage.state(job)
+    # What the engine does with a phase that raised.
+    stage.store.update_job(job.id, state=broken.to("watch", not_before=stage.clock() + 1, then="launch").to_json())
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert [row.status for row in job.placements()] == ["ended", "closed", "ended"]
+    assert markets(stage, job) == ["on_demand", "spot"]
+    assert stage.cloud.spent() < 10.0
+
+
 # Records
 
 
