@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from clouds.vast.account import Account, Contract
 from clouds.vast.limits import Limits
 from clouds.vast.spec import Spec
+from clouds.vast.wishes import STORED, fits, invalid, rank
 
 Reply = tuple[int, Any]
 NAMES = (
@@ -36,18 +37,6 @@ NAMES = (
     "A100 SXM4",
     "Q RTX 8000",
 )
-STORED = {"id", "label", "actual_status", "gpu_name", "verification", "machine_id", "host_id", "is_bid"}
-OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": lambda have, want: have == _like(have, want),
-    "neq": lambda have, want: have != _like(have, want),
-    "gt": lambda have, want: have is not None and have > float(want),
-    "gte": lambda have, want: have is not None and have >= float(want),
-    "lt": lambda have, want: have is not None and have < float(want),
-    "lte": lambda have, want: have is not None and have <= float(want),
-    "in": lambda have, want: have in [_like(have, one) for one in want],
-    "notin": lambda have, want: have not in [_like(have, one) for one in want],
-}
-NOT_ROWS = {"type", "order", "limit", "allocated_storage", "disable_bundling", "rentable", "rented", "external"}
 
 
 @dataclass
@@ -203,11 +192,11 @@ class VastServer:
                     host.online
                     and host.ends_at > now
                     and not lent
-                    and (self.lies.blind or _fits({**row, **extra}, body))
+                    and (self.lies.blind or fits({**row, **extra}, body))
                 ):
                     rows.append(row)
         for column, direction in reversed(body.get("order") or [["score", "desc"]]):
-            rows.sort(key=lambda row: _rank(row.get(column)), reverse=direction == "desc")
+            rows.sort(key=lambda row: rank(row.get(column)), reverse=direction == "desc")
         return 200, {"offers": rows[: body.get("limit") or 64]}
 
     def _create(self, ask: int, body: Mapping[str, Any]) -> Reply | str:
@@ -215,7 +204,7 @@ class VastServer:
         if self.lies.refuse:
             status, told = self.lies.refuse.pop(0)
             return status, {**told, "ask_id": ask}
-        if wrong := _invalid(body):
+        if wrong := invalid(body):
             return 400, {"success": False, "error": wrong[0], "msg": f"error 400/3467: {wrong[1]}", "ask_id": ask}
         if self.account.credit <= 0:
             word = "Your account lacks credit; see the billing page."
@@ -282,7 +271,7 @@ class VastServer:
             shown = [c for c in self.account.contracts.values() if now - c.made >= self.lies.hide]
             shown.sort(key=lambda contract: contract.id)
             if filters:
-                shown = [contract for contract in shown if _fits(self._row(contract), filters)]
+                shown = [contract for contract in shown if fits(self._row(contract), filters)]
             later = [contract for contract in shown if contract.id > after]
             page, more = [self._row(contract) for contract in later[:limit]], len(later) > limit
         token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode()).decode() if more else None
@@ -352,39 +341,9 @@ def _like(have: Any, want: Any) -> Any:
     return float(want) if number and isinstance(want, str) else want
 
 
-def _rank(value: Any) -> tuple[bool, float, str]:
+def rank(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return value is None, float(value) if number else 0.0, "" if number else str(value)
-
-
-def _fits(row: Mapping[str, Any], filters: Mapping[str, Any]) -> bool:
-    for column, wishes in filters.items():
-        if column in NOT_ROWS:
-            continue
-        for operator, want in wishes.items():
-            if not OPERATORS[operator](row.get(column), want):
-                return False
-    return True
-
-
-def _invalid(body: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What create_instance.yaml's x-input-validation refuses."""
-    price, disk = body.get("price"), body.get("disk")
-    arguments = "".join([str(body.get("onstart") or ""), *(body.get("args") or []), str(body.get("args_str") or "")])
-    env = body.get("env") or {}
-    if not body.get("image") and not body.get("template_hash_id"):
-        return "invalid_args", "Invalid args: image is required"
-    if price is not None and not 0.001 <= price <= 128.0:
-        return "invalid_price", "Invalid price"
-    if disk is not None and disk < 8.0:
-        return "invalid_args", "Invalid args: disk"
-    if not isinstance(env, dict):
-        return "invalid_args", "Invalid args: env must be an object"
-    if len(arguments) > 4096 or len(body.get("label") or "") > 256 or len(body.get("image") or "") > 1024:
-        return "invalid_args", "Invalid args: too long"
-    if any(len(name) > 256 for name in env) or sum(len(n) + len(str(v)) for n, v in env.items()) > 32_768:
-        return "invalid_args", "Invalid args: env"
-    return None
 
 
 def _broken(how: str) -> Reply | str | bytes:
