@@ -335,17 +335,6 @@ def _endpoint(method: str, path: str) -> tuple[str, int]:
     return f"{method} {re.sub(r'/[0-9]+/$', '/{id}/', place)}", int(number[1]) if number else -1
 
 
-def _like(have: Any, want: Any) -> Any:
-    """The vendor's client sends numbers as text."""
-    number = isinstance(have, int | float) and not isinstance(have, bool)
-    return float(want) if number and isinstance(want, str) else want
-
-
-def rank(value: Any) -> tuple[bool, float, str]:
-    number = isinstance(value, int | float)
-    return value is None, float(value) if number else 0.0, "" if number else str(value)
-
-
 def _broken(how: str) -> Reply | str | bytes:
     plain: dict[str, Reply] = {
         "500": (500, {"success": False, "error": "internal", "msg": "Internal Server Error"}),

@@ -48,3 +48,15 @@ def invalid(body: Mapping[str, Any]) -> tuple[str, str] | None:
     if any(len(name) > 256 for name in env) or sum(len(n) + len(str(v)) for n, v in env.items()) > 32_768:
         return "invalid_args", "Invalid args: env"
     return None
+
+
+def _like(have: Any, want: Any) -> Any:
+    """The vendor's client sends numbers as text."""
+    number = isinstance(have, int | float) and not isinstance(have, bool)
+    return float(want) if number and isinstance(want, str) else want
+
+
+def rank(value: Any) -> tuple[bool, float, str]:
+    """What to sort a column by, whatever is in it."""
+    number = isinstance(value, int | float)
+    return value is None, float(value) if number else 0.0, "" if number else str(value)
