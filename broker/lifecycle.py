@@ -15,7 +15,7 @@ from broker import errors
 from broker.access import erase
 from broker.home import Control, Home, JobKeys, Order
 from broker.learning import learn
-from broker.offer import Market
+from broker.offer import Market, Offer
 from broker.outlook import wish_of
 from broker.picking import pick
 from broker.policy.budget import UNCLEAR
@@ -122,6 +122,7 @@ def _held(
 ) -> JobState:
     """The machine is ours: its id goes to disk before anything else is done."""
     offer, now = request.offer, world.clock()
+    instance = replace(instance, hourly=_charged(instance, offer))
     launched_at = instance.launched_at or now
     world.store.update_placement(
         state.job,
@@ -180,6 +181,14 @@ def _held(
     if task.spot == "only" and instance.market is not Market.SPOT:
         return _given_back(state, held, "market", f"is {instance.market}, and the task takes spot only", world)
     return state
+
+
+def _charged(instance: Instance, offer: Offer) -> float:
+    """USD per hour as its provider says; where it does not, as offered for the market that the machine is of."""
+    if instance.hourly > 0:
+        return instance.hourly
+    on_demand = float(offer.extra.get("on_demand") or 0.0)
+    return offer.hourly if instance.market is offer.market else max(offer.hourly, on_demand + offer.disk_price)
 
 
 def _makes_room(state: JobState, old: Held, now: float) -> JobState:

@@ -145,6 +145,32 @@ def test_what_a_machine_really_costs_counts_against_the_budget(staged: Any) -> N
     assert live.end_why == "budget"
 
 
+@pytest.mark.parametrize("market", list(Market))
+def test_a_machine_whose_price_is_not_told_is_not_free(staged: Any, market: Market) -> None:
+    """A list may leave the price of a new machine out, or show zero: it costs what was offered for its market."""
+    stage = staged([STEADY, replace(CHEAP, extra={"on_demand": ON_DEMAND})])
+    job = stage.submit(budget=5.0)
+    stage.run(job, until=lambda: stage.state(job).phase == "launch")
+    real = stage.cloud.provider()
+
+    class Silent:
+        name, traits = real.name, real.traits
+        offers, terminate, notice = real.offers, real.terminate, real.notice
+
+        def launch(self, request: LaunchRequest) -> Any:
+            return replace(real.launch(request), hourly=0.0, market=market)
+
+        def instances(self) -> Any:
+            return [replace(i, hourly=0.0, market=market) for i in real.instances()]
+
+    stage.world._providers["fake"] = Silent()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    assert job.placements()[0].hourly == pytest.approx(SPOT if market is Market.SPOT else ON_DEMAND)
+    live = stage.state(job).live
+    assert live is not None
+    assert (live.end_by - START) * live.hourly / HOUR <= 5.0 + 1e-6
+
+
 def test_a_launch_without_an_answer_counts(staged: Any) -> None:
     """A machine may have come of it, and is billed until it is found."""
     stage = staged([STEADY, offer("b1", Market.ON_DEMAND, 3.2)], work=6 * HOUR)
