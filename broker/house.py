@@ -147,8 +147,10 @@ def proof_of(home: Home) -> Finding:
         raise HomeError(f"{home.url} still has an object that was deleted")
     spent = time.monotonic() - began
     unable = home.access.config.get("conditional_put") == "disabled" or not made or again
-    unless = "; it has no conditional put, which is done without" if unable else ""
-    return Finding("home", True, f"{home.url}: put, list, get and delete work, {spent:.1f} s for all{unless}")
+    works = "get, delete and conditional put work"
+    if unable:
+        works = "get and delete work; it has no conditional put, which is done without"
+    return Finding("home", True, f"{home.url}: put, list, {works}; {spent:.1f} s for all")
 
 
 def clock_finding(endpoint: str) -> Finding:

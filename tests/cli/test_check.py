@@ -28,7 +28,7 @@ def test_a_new_installation_works_with_local(cli: Cli) -> None:
     house = found(rows, "house")
     assert {"name", "state folder", "home"} <= house.keys()
     assert {row["state"] for row in (*house.values(), *found(rows, "local").values())} == {"ok"}
-    assert "put, list, get and delete work" in house["home"]["found"]
+    assert "put, list, get, delete and conditional put work" in house["home"]["found"]
     assert "6 offers" in found(rows, "local")["offers"]["found"]
 
 
