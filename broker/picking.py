@@ -34,6 +34,7 @@ LOSSES = {
     "boot": "a failed boot",
     "silence": "silence",
     "lost": "a lost machine",
+    "asked": "a move by hand",
     "stuck": "a program without a sign of life",
 }
 

@@ -256,7 +256,9 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
         ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
         return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
     if seen.want in (wish_to_move(generation), wish_to_move(generation, now=True)):
-        return _move(state, live, seen, limits, why="migrate", ends_at=None)
+        moved = _move(state, live, seen, limits, why="migrate", ends_at=None)
+        # To another offer: this one's host may have nothing else free while we are still on it.
+        return replace(moved, lost=(generation, "asked"))
     if beat is None:
         if seen.now >= live.boot_by and seen.heard:
             return _silent(state, live, seen, limits, why="boot")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from broker.report import Report
 
 MACHINES = 2
-HEADROOM = 1.25
-"""How much dearer than the first machine the second may be."""
+HEADROOMS = (2.5, 1.25)
+"""How much dearer than the first machine the second may be: the more the money allows, the more there is to move to."""
+COMFORTABLE = 900.0
+"""Seconds of each machine that are worth more than a dearer second one."""
 SHORTEST, SHORTEST_SIMULATED = 240.0, 20.0
 """Seconds of a machine in which something can be shown: it must boot, set up and save."""
 GONE_WITHIN = 180.0
@@ -71,9 +74,10 @@ def bounds(
     too little.
     """
     each = max_usd / MACHINES - traffic
-    for price in (min(HEADROOM * hourly, cap or HEADROOM * hourly), hourly):
+    most = min(HEADROOMS[0] * hourly, cap or math.inf)
+    for price, enough in ((most, COMFORTABLE), (min(HEADROOMS[1] * hourly, most), shortest), (hourly, shortest)):
         seconds = min(each / price * 3600 - SETTLING, longest * 3600)
-        if seconds >= shortest and each >= price * minimum_hours:
+        if seconds >= min(enough, longest * 3600) and each >= price * minimum_hours:
             billed = max((seconds + SETTLING) / 3600, minimum_hours)
             return Bounds(price, seconds, MACHINES * (price * billed + traffic))
     least = MACHINES * (hourly * max((shortest + SETTLING) / 3600, minimum_hours) + traffic)
@@ -294,7 +298,7 @@ def usual_notice(seconds: float | None) -> str:
 
 def _billed_least(plan: Plan, offer: Offer) -> float:
     """Hours billed at least, of whichever offer near this price the second machine may be."""
-    near = [offer, *(c.offer for c in plan.decision.ranked if c.offer.hourly <= HEADROOM * offer.hourly)]
+    near = [offer, *(c.offer for c in plan.decision.ranked if c.offer.hourly <= HEADROOMS[0] * offer.hourly)]
     return max(float(one.extra.get("minimum_hours") or 0.0) for one in near)
 
 

@@ -406,11 +406,11 @@ def test_what_the_guest_advises_is_kept_as_the_jobs_advice() -> None:
     assert ended.outcome.fix == "look into the home"
 
 
-def test_a_wish_to_move_is_carried_out_once_and_blames_no_offer() -> None:
+def test_a_wish_to_move_is_carried_out_once_and_goes_to_another_offer() -> None:
     seen = Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()})
     moved = react(job(), seen, LIMITS)
     assert moved is not None
-    assert (moved.phase, moved.moves, moved.after, moved.lost, moved.go) == ("pick", 1, 1, None, False)
+    assert (moved.phase, moved.moves, moved.after, moved.lost, moved.go) == ("pick", 1, 1, (1, "asked"), False)
     (old,) = moved.retiring
     assert (old.order, old.why, old.terminate_at) == ("retire", "migrate", NOW + 60 + 2 * 30 + 30)
     second = replace(moved, phase="watch", live=held(2), generation=2, launched=2)
