@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from broker import gpus, quantity
+from broker import gpus, images, quantity
 from broker.offer import Trust
 
 T = TypeVar("T")
@@ -30,7 +30,6 @@ _ELSEWHERE = {
     "managed_secrets": "write `secrets: [NAME]`, whose values are taken from the environment",
 }
 # What only a cloud's virtual machine can boot: it would not be the task's container.
-_VM_IMAGES = ("ami-", "projects/", "/subscriptions/", "skypilot:", "ocid1.", "cos://")
 
 
 class Cards(tuple[tuple[str, int], ...]):
@@ -80,12 +79,12 @@ def _cards(value: object) -> Cards:
 
 
 def _image(value: str) -> str:
+    """A container image without its prefix; a machine image as it is, and with the prefix what only looks like one."""
     bare = value.removeprefix("docker:")
     if not bare.strip() or bare != bare.strip() or any(mark.isspace() for mark in bare):
-        raise ValueError("must be the name of a container image, such as docker:pytorch/pytorch")
-    if value == bare and bare.startswith(_VM_IMAGES):
-        raise ValueError(f"{bare} is an image of virtual machines, which are not booted yet: name a container image")
-    return bare
+        raise ValueError("must be the name of a container image, such as docker:pytorch/pytorch, or a machine image")
+    alike = images.parse(bare)
+    return value if alike is not None and alike.machine else bare
 
 
 def _images(value: object) -> dict[str, str]:

@@ -39,6 +39,7 @@ RESERVED = frozenset(
         "CHECKPOINT_EVERY",
         "CHECKPOINT_EVERY_FILE",
         "JOB",
+        "NUM_GPUS",
         "GENERATION",
         "RESUMED",
         "PROGRESS",
@@ -409,7 +410,7 @@ class Task:
     def from_json(cls, data: Mapping[str, Any], secrets: Mapping[str, str] | None = None) -> Task:
         """What `to_json` gave. secrets: their values; a name without one gets the empty string."""
         values = dict(data)
-        rehearse = values["rehearse"]
+        rehearse, again = values["rehearse"], values.get("schedule")
         return cls(
             **{
                 **values,
@@ -418,7 +419,7 @@ class Task:
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
                 "notify": _notify(values.get("notify")),
-                "schedule": Schedule.from_json(values["schedule"]) if isinstance(values.get("schedule"), dict) else None,
+                "schedule": Schedule.from_json(again) if isinstance(again, dict) else None,
                 "rehearse": Rehearse(
                     **{
                         **rehearse,

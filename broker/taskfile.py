@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker import alternatives
+from broker import alternatives, images
 from broker.coverage import warnings_of
 from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
@@ -504,6 +504,12 @@ def write(task: Task) -> str:
     return out.getvalue()
 
 
+def _image(name: str | None) -> str | None:
+    """An image as a task file names it."""
+    found = images.parse(name)
+    return f"docker:{found.name}" if found and not found.machine else name
+
+
 def _resources(resources: tuple[Resources, ...], *, ordered: bool = False) -> dict[str, Any]:
     """Alternatives as a task file writes them."""
     mixed = any(wish.on_demand for wish in resources)
@@ -514,7 +520,7 @@ def _resources(resources: tuple[Resources, ...], *, ordered: bool = False) -> di
             "memory": wish.memory or None,
             "disk_size": wish.disk,
             "infra": list(wish.infra),
-            "image_id": f"docker:{wish.image}" if wish.image else None,
+            "image_id": _image(wish.image),
             "instance_type": wish.instance_type,
             "use_spot": False if wish.on_demand else (True if mixed else None),
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import taskfile
+from broker import images, taskfile
 from broker.coverage import fields_report
 from broker.errors import TaskError
 from broker.mounts import Mount
@@ -109,6 +109,12 @@ def test_an_instance_type_narrows_the_places(tmp_path: Path) -> None:
 def test_images(tmp_path: Path) -> None:
     assert resources(tmp_path, "{image_id: 'docker:pytorch/pytorch:2.9'}").resources[0].image == "pytorch/pytorch:2.9"
     assert resources(tmp_path, "{image_id: null}").resources[0].image is None
+    assert resources(tmp_path, "{image_id: ami-0123}").resources[0].image == "ami-0123"
+    for written in ("ami-0123", "docker:ami-0123", "docker:a/b:1"):
+        task = resources(tmp_path, f"{{image_id: '{written}'}}")
+        assert images.parse(task.resources[0].image) == images.parse(written)
+        (tmp_path / "again.yaml").write_text(task.to_yaml())
+        assert Task.from_yaml(tmp_path / "again.yaml").resources == task.resources
     task = resources(tmp_path, "{infra: [aws, gcp/us-1], image_id: {us-1: 'docker:a', eu-1: 'docker:b'}}")
     assert [(wish.infra, wish.image) for wish in task.resources] == [
         (("aws/us-1", "gcp/us-1"), "a"), (("aws/eu-1",), "b"),

@@ -143,7 +143,6 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "resources: {cloud: aws, infra: gcp}\n", "resources.cloud: stands beside infra", 3),
         (NEVER + "resources: {spot: only}\n", "resources.spot: unknown field; write `spot` at the top level", 3),
         (NEVER + "num_nodes: 2\n", "num_nodes: 2 machines at once are not carried out yet", 3),
-        (NEVER + "resources: {image_id: ami-0123}\n", "resources.image_id: ami-0123 is an image of virtual", 3),
         (NEVER + "resources: {any_of: [], ordered: []}\n", "resources.ordered: stands beside any_of", 3),
         (NEVER + "resources: {any_of: [{max_hourly_cost: 1}, {max_hourly_cost: 2}]}\n", "must be the same for all", 3),
         (NEVER + "resources: {max_hourly_cost: 1}\nmax_price: 2\n", "max_price: is 2, but max_hourly_cost", 4),
