@@ -31,9 +31,7 @@ NAME = "aws"
 RETRY_AFTER = 2.0  # seconds, where EC2 names none; its buckets of calls fill again within seconds
 HOW_TO_LOG_IN = "log in with `aws configure`, `aws sso login` or AWS_PROFILE; `broker check aws` says who you are then"
 
-CAPACITY = re.compile(
-    r"Insufficient\w*Capacity|\w*Capacity\w*(NotAvailable|Oversubscribed)|Unfulfillable\w*|SpotMaxPrice\w+"
-)
+CAPACITY = re.compile(r"(Server\.)?(?!Invalid)\w*Capacity\w*|Unfulfillable\w*|SpotMaxPrice\w+")
 NOT_HERE = frozenset({"Unsupported", "UnsupportedOperation", "InsufficientFreeAddressesInSubnet"})
 AUTH = frozenset(
     {
@@ -57,7 +55,9 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 RATE = re.compile(
     r"RequestLimitExceeded|Throttl\w*|\w*ThrottledException|TooManyRequests\w*|RequestThrottled\w*|SlowDown"
 )
-LIMIT = re.compile(r"Max\w+Exceeded|\w+(?<!Request)LimitExceeded\w*|InstanceQuotaExceeded|PendingVerification")
+LIMIT = re.compile(r"Max\w+Exceeded|\w+(?<!Request)(Limit|Count|Quota)Exceeded\w*|PendingVerification")
+# Of machines, and of one market; other limits are of disks, addresses or the region.
+MACHINES = re.compile(r"\w*(Spot|Vcpu|Instance)\w*Exceeded")
 # The region as a whole is of no use to this account: it is skipped, the others are kept.
 REGION = frozenset({"OptInRequired", "VPCIdNotSpecified", "DefaultVpcDoesNotExist"})
 FIXES = {
@@ -128,7 +128,8 @@ def refused(response: Any, *, creating: bool, offer: Offer | None, region: str) 
         "code": code,
         "fix": FIXES.get(code, "").replace("REGION", region).replace("ZONE", offer.zone if offer else "ZONE"),
     }
-    if CAPACITY.fullmatch(code) or code in NOT_HERE or (code == "MissingInput" and "subnet" in message):
+    elsewhere = (code == "MissingInput" and "subnet" in message) or "invalid availability zone" in message.lower()
+    if CAPACITY.fullmatch(code) or code in NOT_HERE or elsewhere:
         return NoCapacity(text, **known)
     if RATE.fullmatch(code):
         return RateLimited(text, retry_after=_retry_after(response), **known)
@@ -167,8 +168,8 @@ def _denied(code: str, message: str, text: str, offer: Offer | None) -> Provider
 def _limited(code: str, text: str, offer: Offer | None, region: str, fix: str) -> QuotaExceeded:
     """A quota is regional, and of one market; another limit closes the region."""
     scope = f"{NAME}/{region}" if region else NAME
-    if offer is not None and code in ("MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"):
-        market = Market.SPOT if code.startswith("MaxSpot") else offer.market
+    if offer is not None and MACHINES.fullmatch(code):
+        market = Market.SPOT if "Spot" in code else offer.market
         scope += f"/{market}"
         quota = quotas.of(offer.instance_type, market)
         fix = f"ask for {offer.cpus:g} vCPUs or more of “{quota.name}” in {region}: {quotas.page(region, quota.code)}"

@@ -82,9 +82,9 @@ def explain(status: int, answer: Any) -> ProviderError | None:
         return None
     code, text = str(error["code"]), str(error.get("message") or error["code"])
     told = {"provider": NAME, "code": code, "fix": str(error.get("suggestion") or "")}
-    if code.endswith("/insufficient-capacity"):
+    if code.endswith("capacity"):
         return NoCapacity(text, **told)
-    if code == "global/quota-exceeded":
+    if code.endswith("quota-exceeded"):
         return QuotaExceeded(text, scope=NAME, **told)
     if code in ACCOUNT:
         return AuthFailed(text, **{**told, "fix": NEW_KEY if code == "global/invalid-api-key" else told["fix"]})

@@ -35,6 +35,12 @@ QUOTAS = {"search": (10, 60.0)}
 LIMIT = 10_000  # rows of a search; the API's own limit is not documented
 BAD = frozenset({"invalid_args", "invalid_request", "no_ssh_key_for_vm", "label_too_long"})
 NO_KEY = ("auth_error", "invalid user key", "session expired")
+# Somebody else was quicker, in whatever words.
+TAKEN = re.compile(
+    r"(not|no longer) (available|rentable)|already (rented|taken)|unavailable|sold out|out of stock|"
+    r"(no|insufficient|out of) capacity",
+    re.IGNORECASE,
+)
 MARGIN = 0.2  # seconds above a threshold: calls do not arrive as evenly as they are sent
 # What is read of a contract; columns that nobody knows come back as null.
 COLUMNS = (
@@ -171,8 +177,10 @@ def explain(status: int, data: Any) -> ProviderError | None:
         return QuotaExceeded(
             told, scope=NAME, provider=NAME, code=slug, fix="new accounts may spend more after a while"
         )
-    if slug == "invalid_price":  # ours is within the documented limits, so that it is the market's least bid that rose
-        return NoCapacity(told, provider=NAME, code=slug)
+    taken = status in (400, 409) and slug not in BAD and TAKEN.search(text)
+    # A price of ours is within the documented limits, so that it is the market's least bid that rose.
+    if taken or slug == "invalid_price":
+        return NoCapacity(told, provider=NAME, code=slug or str(status))
     if status == 401 or any(word in f"{slug} {text}".lower() for word in NO_KEY):  # a search answers 404 to a wrong key
         return AuthFailed(told, provider=NAME, code=slug or str(status), fix=HOW_TO_KEY)
     if status == 403:
@@ -180,7 +188,7 @@ def explain(status: int, data: Any) -> ProviderError | None:
         return AuthFailed(told, provider=NAME, code=slug or "403", fix=fix)
     if status in (404, 410) or slug in ("no_such_instance", "not_found"):
         return NotFound(told, provider=NAME, code=slug or str(status))
-    if slug in BAD or (status == 400 and not slug):
+    if slug in BAD:
         return InvalidRequest(told, provider=NAME, code=slug or str(status))
     return ProviderError(told, provider=NAME, code=slug or str(status))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -223,10 +222,12 @@ class VastProvider:
         return contract.instance_of(row, now=time.time(), destroyed_at=self.records.noted(str(row["id"])), paid=paid)
 
     def _bury(self, made: str) -> None:
-        """Destroy what a launch left. Where that fails its label says whose it was, and the sweeper ends it."""
+        """Destroy what a launch left. Raises Ambiguous where that fails: it is there, under its label, and billed."""
         self.records.note(made)
-        with contextlib.suppress(ProviderError):
+        try:
             self.vast.destroy(made)
+        except ProviderError as error:
+            raise Ambiguous(f"contract {made} was made and is not ended yet: {error}", provider=NAME) from error
 
     def _search(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         whose = self.key.value if self.key is not None else ""

@@ -165,6 +165,18 @@ def test_a_bid_is_the_machines_without_its_disk(aws: Aws, provider: AwsProvider)
         {"code": "ExpiredToken", "class": "auth"},
         {"code": "AuthFailure.ServiceLinkedRoleCreationNotPermitted", "class": "auth"},
         {"code": "SOME_NEW_CODE_2027", "class": "unknown"},
+        {"code": "InsufficientInstanceCapacityForType", "class": "capacity", "status": 500},
+        {"code": "ZoneCapacityExhausted", "class": "capacity"},
+        {"code": "ReservationCapacityExceeded", "class": "capacity"},
+        {"code": "Server.InsufficientInstanceCapacity", "class": "capacity", "status": 500},
+        {"code": "SpotInstanceCountExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
+        {"code": "SpotVcpuLimitExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
+        {"code": "InstanceQuotaExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
+        {
+            "code": "InvalidParameterValue",
+            "message": "Invalid availability zone: [us-east-1e]",
+            "class": "capacity",
+        },
     ],
     ids=lambda entry: entry["code"],
 )
@@ -182,12 +194,15 @@ def test_refusals_of_case_18(aws: Aws, provider: AwsProvider) -> None:
 
 def refused_as(aws: Aws, provider: AwsProvider, entry: Mapping[str, Any]) -> None:
     aws.world.calls.clear()
-    aws.world.fail("RunInstances", entry["code"], entry.get("status", 400))
+    said = {"message": entry["message"]} if "message" in entry else {}
+    aws.world.fail("RunInstances", entry["code"], entry.get("status", 400), **said)
     kind = KINDS[entry["class"]]
     with pytest.raises(kind) as caught:
         provider.launch(request_for(spot_offer(provider)))
     assert type(caught.value) is kind
     assert caught.value.code == entry["code"], "word for word"
+    if "scope" in entry:
+        assert getattr(caught.value, "scope", "") == entry["scope"]
     assert len(aws.world.sent("RunInstances")) == 1, "the SDK sends it again by itself"
     assert not rented(aws)
 
@@ -371,7 +386,8 @@ def test_a_root_disk_that_is_too_small(aws: Aws, provider: AwsProvider) -> None:
             provider.launch(request_for(offer))
         assert "disk_size: 75" in caught.value.fix
         assert not rented(aws)
-        (larger, *_) = AwsProvider(aws.settings(), provider.state / "new").offers(L4)
+        there = AwsProvider(aws.settings(), provider.state / "new").offers(L4)
+        larger = next(one for one in there if one.region == offer.region)
         assert larger.disk == 75, "offers price the disk that the image needs"
     finally:
         known[offer.extra["ami"]] = old

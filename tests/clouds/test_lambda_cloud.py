@@ -230,6 +230,8 @@ CODES = [
     ("provider/internal-unavailable", Ambiguous),
     ("global/unknown", ProviderError),
     ("SOME_NEW_CODE_2027", ProviderError),
+    ("instance-operations/launch/region-out-of-capacity", NoCapacity),
+    ("instance-operations/launch/quota-exceeded", QuotaExceeded),
 ]
 
 
