@@ -266,6 +266,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     if short := too_short(plan.task.with_hidden_sealed().secrets):
         text = f"{', '.join(short)}: too short, or with a line too short, to be masked where the program prints it"
         lines.append(("secrets", text))
+    if image := image_line(plan):
+        lines.append(("image", image))
     if hidden := cost_of_refusing(plan.decision, plan.task):
         lines.append(("trust", hidden))
     if plan.balance:
@@ -281,6 +283,28 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         )
         lines.append(("moves", text))
     return lines
+
+
+def image_line(plan: Plan) -> str:
+    """What the task runs in, what bringing it takes, and how long a start with it took before; empty for no image."""
+    from broker import images
+    from broker.cli.tables import duration
+
+    offer = plan.decision.offer
+    asked = plan.task.resources[plan.decision.alternative].image
+    if offer is None or (offer.simulated and not asked):
+        return ""
+    found = images.parse(asked)
+    if found is not None and found.machine:
+        return f"{found.name} boots, and the task runs bare on it"
+    name = found.name if found else None
+    text = images.shown(name) if found else f"{images.shown(name)}, the default"
+    if (pull := images.size_gb(name)) is not None:
+        text += f", about {pull:g} GB to pull where a host does not have it"
+    hours = (plan.prospect.restarts if plan.prospect else {}).get(offer.provider)
+    if hours:
+        text += f"; from launch to first step it took {duration(hours * 3600)} at {offer.provider} before"
+    return text
 
 
 def pairs(env: Sequence[str] | None) -> dict[str, str]:

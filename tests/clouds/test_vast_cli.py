@@ -52,6 +52,8 @@ def test_a_plan_with_a_key_counts_what_was_left_out(cli: Cli, vast: Stage) -> No
         "vast leaves out 2: reliability below 0.95 ([providers.vast] reliability sets it)",
     ]
     shown = cli("plan", "train.yaml").stdout
+    assert "pytorch/pytorch:" in shown
+    assert "the default, about 3.3 GB to pull" in " ".join(shown.split())
     assert "left out" in shown
     assert "vast gives none: what was not saved when the machine goes is lost" in shown
 
