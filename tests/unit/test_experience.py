@@ -138,6 +138,16 @@ def test_prices_are_kept_when_they_change(store: Store) -> None:
     assert found == [(0, 1.0), (120, 1.2), (240, 1.0)]
 
 
+def test_of_decisions_that_rent_nothing_the_newest_is_kept(store: Store) -> None:
+    records = Records(store)
+    for at in (1.0, 2.0, 3.0):
+        records.decided("j", at, {"at": at}, passing=True)
+    records.decided("j", 4.0, {"at": 4.0})
+    records.decided("j", 5.0, {"at": 5.0})
+    assert [record["at"] for record in records.decisions("j")] == [3.0, 4.0, 5.0]
+    assert records.decisions("other") == []
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(

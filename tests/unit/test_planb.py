@@ -107,6 +107,20 @@ def test_a_budget_holds_over_handovers(staged: Any, notice: float | None) -> Non
     assert stage.cloud.spent() > 6.0
 
 
+def test_what_a_leaving_machine_did_not_use_goes_to_the_one_that_runs(staged: Any) -> None:
+    stage = staged([offer("a1", price=1.0), offer("b1", price=1.5)], work=9 * HOUR)
+    later(stage, HOUR, lambda: [stage.cloud.take_back(machine.id, notice=120.0) for machine in stage.cloud.living()])
+    job = stage.submit(budget=8.0)
+    stage.run(job, until=lambda: any(e.kind == "confirmed" for e in job.events()))
+    request = LaunchRequest.from_json(dict(job.placements()[1].request))
+    live = stage.state(job).live
+    assert live is not None
+    assert live.generation == 2
+    gained = live.end_by - request.end_by
+    assert 30 < gained < 300  # two minutes of the first one's, at its price
+    assert stage.cloud.spent() + (live.end_by - stage.clock()) * 1.5 / HOUR <= 8.0
+
+
 def test_a_month_has_a_budget_over_all_jobs(staged: Any) -> None:
     stage = staged([STEADY], work=2 * HOUR, monthly=10.0)
     first, second = stage.submit(max_hours=2.5), stage.submit(max_hours=2.5)
