@@ -23,10 +23,11 @@ class AwsProvider:
     """EC2, spot and on demand. Nothing is remembered in memory but the SDK's clients."""
 
     name = NAME
-    # A machine is listed within seconds as a rule; EC2's consistency is eventual, and reports go up to two minutes.
+    # EC2's consistency is eventual: seconds as a rule. A machine that no list has shown yet and that has not been heard
+    # of is waited for by the core much longer, as reports go up to two minutes.
     traits = Traits(
         token=True,
-        list_lag=120.0,
+        list_lag=30.0,
         poll=10.0,
         boot_limit=900.0,
         notice=NOTICE,
