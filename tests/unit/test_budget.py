@@ -103,7 +103,5 @@ def test_a_job_never_spends_more_than_its_budget(seed: int, budget: float, at_on
                 machines.append(Machine(hourly, now + rng.uniform(0, min(30.0, until - now)), until))
     assert sum(m.cost(m.until + HOUR if m.ended is None else now) for m in machines if m.ended is not None) <= budget
     last = max((m.until for m in machines), default=now)
-    total = sum(
-        m.hourly * ((m.ended or min(m.until, m.leaves or last)) - m.since) / HOUR for m in machines
-    )
+    total = sum(m.hourly * ((m.ended or min(m.until, m.leaves or last)) - m.since) / HOUR for m in machines)
     assert total <= budget * (1 + 1e-9)
