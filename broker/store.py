@@ -345,6 +345,12 @@ class Store:
         with self.engine.connect() as db:
             return [PlacementRow(**row) for row in db.execute(query).mappings()]
 
+    def unclear(self, since: float) -> list[PlacementRow]:
+        """Placements given up since a moment whose launch was never answered: something may have come of it."""
+        query = sa.select(placements).where(placements.c.cause == UNCLEAR, placements.c.ended_at >= since)
+        with self.engine.connect() as db:
+            return [PlacementRow(**row) for row in db.execute(query).mappings()]
+
     def update_placement(self, job: str, generation: int, **values: Any) -> None:
         query = sa.update(placements).where(placements.c.job == job, placements.c.generation == generation)
         with self.engine.begin() as db:

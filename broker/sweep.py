@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from broker.errors import BrokerError, ConfigError, JobNotFound
+from broker.market import told
 from broker.provider import Instance, State
 from broker.state import JobState
 from broker.watch import held_generations
 from broker.world import World
+
+LATE = 86_400.0
+"""Seconds for which a machine may still be there that came of a launch without an answer."""
 
 
 def owned(instance: Instance, world: World) -> bool:
@@ -32,12 +36,16 @@ def owned(instance: Instance, world: World) -> bool:
 
 
 def orphans(world: World) -> list[Instance]:
-    """Machines of this installation that may cost money and that no job owns. A provider that fails is left out."""
+    """Machines of this installation that may cost money and that no job owns.
+
+    A provider that fails is left out: the jobs are told for which something of theirs may be there.
+    """
     found: list[Instance] = []
     for name in world.market.names:
         try:
             listed = world.provider(name).instances()
-        except BrokerError:
+        except BrokerError as error:
+            _unasked(name, error, world)
             continue
         found += [
             instance
@@ -47,6 +55,19 @@ def orphans(world: World) -> list[Instance]:
             and not owned(instance, world)
         ]
     return found
+
+
+def _unasked(name: str, error: BrokerError, world: World) -> None:
+    """Say it to every job one of whose launches there was never answered; nobody else has anything there unseen."""
+    for row in world.store.unclear(world.clock() - LATE):
+        if row.request["offer"]["provider"] == name:
+            text = (
+                f"{name} cannot be asked whether a machine came of placement {row.generation}, "
+                f"which would go on being billed: {told(error)}"
+            )
+            world.store.event(
+                row.job, "warning", text, generation=row.generation, once=f"unasked {type(error).__name__}"
+            )
 
 
 def sweep(world: World) -> list[str]:

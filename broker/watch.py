@@ -18,6 +18,7 @@ from typing import Any
 from broker.balance import Balances
 from broker.errors import HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
+from broker.market import told
 from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
 from broker.renewals import Renewals
@@ -161,13 +162,11 @@ class Watcher:
         """Say once per job that something has not answered for a while; nothing is concluded from it."""
         with self._lock:
             jobs = [f.job for f in self.followed.values() if self._concerns(f, name)]
+        text = f"{name} does not answer: {error}; nothing is concluded from that"
+        if name.startswith("provider "):
+            text = f"{name} cannot be asked: {told(error)}; nothing is concluded from that, what it rents out is billed"
         for job in jobs:
-            self.world.store.event(
-                job,
-                "warning",
-                f"{name} does not answer: {error}; nothing is concluded from that",
-                once=f"trouble {name}",
-            )
+            self.world.store.event(job, "warning", text, once=f"trouble {name} {type(error).__name__}")
 
     @staticmethod
     def _concerns(followed: Followed, name: str) -> bool:

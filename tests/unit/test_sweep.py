@@ -1,0 +1,82 @@
+"""Machines that no job owns, and a provider that cannot be asked for them: nobody is left in the dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.stage import START, Stage, offer
+
+from broker.errors import AuthFailed
+from broker.job import Job
+from broker.offer import Market
+from broker.sweep import sweep
+from broker.testing import wait_for
+from broker.watch import Followed, Watcher
+
+NO_KEY = AuthFailed("there is no key for fake", provider="fake", code="no key", fix="broker check fake takes a key")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path, [offer("a1", Market.ON_DEMAND), offer("b1", Market.ON_DEMAND, 3.2)], restart=60.0)
+    yield made
+    made.close()
+
+
+def warnings(job: Job) -> list[str]:
+    return [event.text for event in job.events() if event.kind == "warning"]
+
+
+def lost_launch(stage: Stage) -> Job:
+    """A job whose first launch was never answered, and whose machine is in no list yet."""
+    stage.cloud.token = False
+    stage.cloud.fail_after_create(1)
+    job = stage.submit()
+    stage.run(job, until=lambda: bool(stage.cloud.rented))
+    next(iter(stage.cloud.rented.values())).hidden_until = START + 1e6
+    return stage.run(job, until=lambda: stage.state(job).launched == 1)
+
+
+def test_what_came_of_a_lost_launch_is_ended_and_said(stage: Stage) -> None:
+    lost_launch(stage)
+    stray = next(iter(stage.cloud.rented.values()))
+    assert sweep(stage.world) == []
+    stray.hidden_until = stage.clock()
+    assert sweep(stage.world) == [f"fake/{stray.id}"]
+
+
+def test_a_provider_that_cannot_be_asked_for_it_is_said_once(stage: Stage) -> None:
+    """The key was taken away meanwhile: the machine may be there, and goes on being billed."""
+    job = lost_launch(stage)
+    before = warnings(job)
+    stage.cloud.script("instances", NO_KEY, NO_KEY)
+    assert sweep(stage.world) == sweep(stage.world) == []
+    (text,) = warnings(job)[len(before) :]
+    assert "cannot be asked whether a machine came of placement 1" in text
+    assert "billed" in text
+    assert "broker check fake takes a key" in text
+
+
+def test_a_job_that_has_nothing_unseen_there_hears_nothing(stage: Stage) -> None:
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).launched == 1)
+    stage.cloud.script("instances", NO_KEY)
+    assert sweep(stage.world) == []
+    assert warnings(job) == []
+
+
+def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(stage: Stage) -> None:
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).launched == 1)
+    stage.cloud.script("instances", *[NO_KEY] * 1000)
+    watcher = Watcher(stage.world)
+    try:
+        watcher.follow(Followed(job.id, job.row.home, {1: "fake"}, {1: stage.clock()}, lambda: None))
+        assert wait_for(lambda: bool(warnings(job)), 10.0)
+    finally:
+        watcher.close()
+    (text,) = warnings(job)
+    assert "is billed" in text
+    assert "broker check fake takes a key" in text
