@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -51,7 +52,15 @@ def _listed(found: Sequence[int]) -> str:
 
 
 def _marked(name: str, mark: str) -> str:
-    return f"# spotbroker:{mark}:{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"
+    return f"# spotbroker:{mark}:{plain(name)}"
+
+
+def plain(name: str) -> str:
+    """A schedule's name as a comment or a file's name holds it: another one for every name."""
+    from broker.task import slug_of
+
+    slug = slug_of(name)
+    return slug if slug == name else f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def install(text: str, name: str, config: Config, mark: str) -> None:
@@ -125,9 +134,9 @@ def _alone(config: Config) -> Iterator[None]:
         os.close(file)
 
 
-def units(name: str, slug: str, schedule: Schedule, config: Config, now: float) -> dict[str, str]:
+def units(name: str, schedule: Schedule, config: Config, now: float) -> dict[str, str]:
     """A systemd user service and its timer, by file name."""
-    system = datetime.fromtimestamp(now).astimezone().tzinfo
+    system, slug = datetime.fromtimestamp(now).astimezone().tzinfo, plain(name)
     assert system is not None
     found = minutes(schedule, system, now)
     at = "*" if len(found) == 60 else ",".join(f"{minute:02d}" for minute in found)
@@ -182,10 +191,10 @@ def install_units(files: dict[str, str]) -> None:
             )
 
 
-def remove_units(slug: str) -> bool:
+def remove_units(name: str) -> bool:
     """Stop and remove a schedule's units; False where there are none."""
-    names = [f"spotbroker-{slug}.timer", f"spotbroker-{slug}.service"]
-    found = [unit_folder() / name for name in names if (unit_folder() / name).exists()]
+    names = [f"spotbroker-{plain(name)}.{kind}" for kind in ("timer", "service")]
+    found = [unit_folder() / each for each in names if (unit_folder() / each).exists()]
     if found:
         _systemctl("disable", "--now", names[0])
         for path in found:

@@ -47,7 +47,6 @@ def add_verb(
     from broker.cli.offers import pairs
     from broker.config import load
     from broker.task import load as load_task
-    from broker.task import slug_of
     from broker.timetable import entry_of
 
     if systemd and up:
@@ -59,7 +58,7 @@ def add_verb(
     mark = timetable.store.installation()
     if show:
         if systemd:
-            units = crontab.units(entry.name, slug_of(entry.name), entry.schedule, config, time.time())
+            units = crontab.units(entry.name, entry.schedule, config, time.time())
             for name, text in units.items():
                 screen.line(f"# {crontab.unit_folder() / name}\n{text}")
         elif not up:
@@ -87,17 +86,16 @@ def add_verb(
 def _wake(entry: Entry, config: Config, mark: str) -> None:
     """Install what wakes a schedule, and take away what woke it before in another way."""
     from broker import crontab
-    from broker.task import slug_of
 
-    now, slug = time.time(), slug_of(entry.name)
+    now = time.time()
     if entry.by == "cron":
         crontab.install(crontab.line(entry.name, entry.schedule, config, mark, now), entry.name, config, mark)
     else:
         crontab.uninstall(entry.name, config, mark)
     if entry.by == "systemd":
-        crontab.install_units(crontab.units(entry.name, slug, entry.schedule, config, now))
+        crontab.install_units(crontab.units(entry.name, entry.schedule, config, now))
     else:
-        crontab.remove_units(slug)
+        crontab.remove_units(entry.name)
 
 
 def _told_of_adding(screen: Screen, entry: Entry, config: Config) -> None:
@@ -190,7 +188,6 @@ def rm_verb(screen: Screen, names: Annotated[list[str], typer.Argument(metavar="
     """Run a task by its schedule no longer. What has been launched goes on."""
     from broker import crontab
     from broker.config import load
-    from broker.task import slug_of
 
     config = load()
     timetable = open_timetable(config)
@@ -199,7 +196,7 @@ def rm_verb(screen: Screen, names: Annotated[list[str], typer.Argument(metavar="
     for name in names:
         timetable.remove(name)
         crontab.uninstall(name, config, timetable.store.installation())
-        crontab.remove_units(slug_of(name))
+        crontab.remove_units(name)
         if screen.quiet:
             screen.line(name)
         else:

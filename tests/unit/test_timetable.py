@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -266,3 +267,27 @@ def test_before_its_window_a_run_waits_for_it(add: Callable[..., Entry], timetab
     late = timetable.see_to(entry, TEN + 5400)
     assert late is not None
     assert late.status == "launched"
+
+
+def test_every_name_has_a_mark_of_its_own() -> None:
+    from broker.crontab import plain
+
+    assert plain("nightly") == "nightly"
+    found = [plain(name) for name in ("a b", "a_b", "a-b", "A b", "ä b", "%", "#")]
+    assert len(set(found)) == len(found)
+    assert all(mark.replace("-", "").isalnum() for mark in found)
+
+
+def test_the_crontabs_line_survives_every_character(tmp_path: Path) -> None:
+    """cron takes a backslash before a percent sign away, and hands the rest to sh."""
+    from broker import crontab
+
+    odd = replace(config(tmp_path), state=tmp_path / "we ird $x'y%z")
+    text = crontab.line("n 'x' $y %d", Schedule("0 22 * * *"), odd, "mark", TEN)
+    assert text.startswith("0 * * * * /usr/bin/env ")
+    shell = text.split(" ", 5)[5].replace(r"\%", "%")
+    shown = subprocess.run(
+        ["sh", "-c", shell.replace("/usr/bin/env", "printf '%s\\n'", 1)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert f"SPOTBROKER_STATE={odd.state}" in shown
+    assert shown[-1] == "n 'x' $y %d"
