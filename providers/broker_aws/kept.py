@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +22,7 @@ class Kept:
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self.folder, self._now = folder, now
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def get(self, name: str, age: float, fetch: Callable[[], T]) -> T:
         """The value of that name, at most `age` seconds old; fetched and put down where there is none.
@@ -27,17 +30,21 @@ class Kept:
         What `fetch` gives must survive JSON. A folder that cannot be written only costs the call again.
         """
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}.json"
-        found = self._read(path, age)
-        if found is not None:
-            value: T = found["value"]
-            return value
-        value = fetch()
+        with self._locks[name]:  # regions are asked side by side, and some need the same
+            found = self._read(path, age)
+            if found is not None:
+                kept: T = found["value"]
+                return kept
+            value = fetch()
+            self._write(path, value)
+        return value
+
+    def _write(self, path: Path, value: Any) -> None:
         with contextlib.suppress(OSError):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft = path.with_suffix(f".{os.getpid()}.{time.monotonic_ns()}")
             draft.write_text(json.dumps({"at": self._now(), "value": value}), encoding="utf-8")
             draft.replace(path)
-        return value
 
     def _read(self, path: Path, age: float) -> dict[str, Any] | None:
         try:
