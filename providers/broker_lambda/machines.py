@@ -16,6 +16,7 @@ DESCRIPTION = re.compile(r"(?P<model>[^(]+?)\s*\((?P<memory>\d+)\s*GB\s*(?P<form
 TAG_KEY = re.compile(r"[a-z][a-z0-9-:]{1,54}")
 TAG_VALUE, NAME_LENGTH = 128, 64
 MINUTE = 1 / 60  # hours that are billed at least: one-minute increments
+SIZES = ("gpus", "vcpus", "memory_gib", "storage_gib")
 STATES = {
     "booting": State.PENDING,
     "active": State.RUNNING,
@@ -26,10 +27,16 @@ STATES = {
 
 
 def offers(types: Mapping[str, Mapping[str, Any]], query: OfferQuery, at: float) -> Iterator[Offer]:
-    """One per type and region that has it now. Prices are whole US cents per hour and machine, its disk included."""
+    """One per type and region that has it now. Prices are whole US cents per hour and machine, its disk included.
+
+    A type that lacks its price or one of its sizes is left out, and no other for it.
+    """
     for name, item in types.items():
         kind = item["instance_type"]
         specs = kind["specs"]
+        told = (kind.get("price_cents_per_hour"), *(specs.get(size) for size in SIZES))
+        if not all(isinstance(number, int | float) for number in told):
+            continue
         count = int(specs["gpus"])
         card, memory = card_of(str(kind.get("gpu_description", ""))) if count else (None, 0.0)
         if (
@@ -42,7 +49,7 @@ def offers(types: Mapping[str, Mapping[str, Any]], query: OfferQuery, at: float)
             or not kind["price_cents_per_hour"] > 0
         ):
             continue
-        for region in item["regions_with_capacity_available"]:
+        for region in item["regions_with_capacity_available"] or ():
             yield Offer(
                 provider=NAME,
                 region=str(region["name"]),

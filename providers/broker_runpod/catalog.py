@@ -93,10 +93,10 @@ def sold_by_rest(rows: Iterable[Mapping[str, Any]]) -> Iterator[Sold]:
                     gpu_id=str(row["id"]),
                     cloud=cloud,
                     memory_gib=float(row["memory"]),
-                    on_demand=_price(row["price"].get(cloud)),
+                    on_demand=_price((row.get("price") or {}).get(cloud)),
                     spot=None,
                     floor=0.0,
-                    most=int(row["maxCount"].get(cloud) or 0),
+                    most=int((row.get("maxCount") or {}).get(cloud) or 0),
                     stock=str(row.get("availability") or ""),
                 )
 
@@ -104,7 +104,7 @@ def sold_by_rest(rows: Iterable[Mapping[str, Any]]) -> Iterator[Sold]:
 def centres_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Card -> the data centres of the secure cloud that have it now (REST v2, include=AVAILABILITY)."""
     return {
-        str(row["id"]): tuple(c["id"] for c in row.get("dataCenters", ()) if c.get("availability") != "NONE")
+        str(row["id"]): tuple(c["id"] for c in row.get("dataCenters") or () if c.get("availability") != "NONE")
         for row in rows
     }
 

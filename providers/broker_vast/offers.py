@@ -87,7 +87,7 @@ def read(
     on_demand = {_place(row): price for row in found.get(Market.ON_DEMAND, ()) if (price := _base(row)) is not None}
     for market, rows in found.items():
         for row in rows:
-            made = _offer(row, market, query, settings, on_demand.get(_place(row)))
+            made = _offer(row, market, query, settings, on_demand.get(_place(row)), now)
             if made is None or not _fits(made, query) or not _holds(row, query):
                 continue
             if why := _unwanted(row, made, settings):
@@ -157,7 +157,12 @@ class Row:
 
 
 def _offer(
-    row: Mapping[str, Any], market: Market, query: OfferQuery, settings: Settings, on_demand: float | None
+    row: Mapping[str, Any],
+    market: Market,
+    query: OfferQuery,
+    settings: Settings,
+    on_demand: float | None,
+    now: float,
 ) -> Row | None:
     """None for a row that lacks what cannot be done without: ids, the card, a price."""
     ask, machine, host = (_whole(row.get(name)) for name in ("id", "machine_id", "host_id"))
@@ -191,7 +196,7 @@ def _offer(
         up=(_positive(row.get("inet_up_cost")) or 0.0) * GB,
         reliability=_positive(row.get("reliability2")) or _positive(row.get("reliability")) or 0.0,
         trust=Trust.DATACENTER if row.get("hosting_type") == DATACENTER else Trust.COMMUNITY,
-        lasts=_positive(row.get("duration")),
+        lasts=_lasts(row, now),
         floor=floor if market is Market.SPOT else None,
         on_demand=cap,
     )
@@ -215,8 +220,12 @@ def _fits(row: Row, query: OfferQuery) -> bool:
 
 
 def _holds(row: Mapping[str, Any], query: OfferQuery) -> bool:
-    """Has the machine the disk, and processors that images are built for? Where it does not say, the search did ask."""
+    """Is the machine free, with the disk, and processors that images are built for? Where it does not say, the search
+    did ask.
+    """
     space = _positive(row.get("disk_space"))
+    if row.get("rentable") is False or row.get("rented") is True:
+        return False
     return (space is None or space >= disk_of(query.disk)) and row.get("cpu_arch") in (None, "amd64")
 
 
@@ -279,6 +288,14 @@ def _disk_price(row: Mapping[str, Any], disk: float) -> float:
     if told is None and isinstance(search, Mapping):
         told = _positive(search.get("diskHour"))
     return max(told or 0.0, (_positive(row.get("storage_cost")) or 0.0) * disk / MONTH)
+
+
+def _lasts(row: Mapping[str, Any], now: float) -> float | None:
+    """Seconds for which the host can be rented; 0 where its end has come, None where it does not say."""
+    left, end = row.get("duration"), _positive(row.get("end_date"))
+    if isinstance(left, int | float) and not isinstance(left, bool) and left < float("inf"):
+        return max(0.0, float(left))
+    return max(0.0, end - now) if end is not None else None
 
 
 def _positive(value: Any) -> float | None:

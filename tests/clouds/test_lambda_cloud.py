@@ -29,7 +29,7 @@ from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.provider import TAG_JOB, Cause, Instance, Kind, State
 from broker.testing import wait_for
 from broker.testing.conformance import request_for
-from broker_lambda import LambdaProvider, guest
+from broker_lambda import LambdaProvider, guest, machines
 from broker_lambda.machines import card_of
 
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "inputs"
@@ -122,6 +122,26 @@ def test_arm_hosts_are_told(provider: LambdaProvider) -> None:
 def test_a_price_of_zero_is_no_offer(cloud: Lambda, provider: LambdaProvider) -> None:
     cloud.kinds = [(kind("gpu_1x_a10", "A10 (24 GB PCIe)", 0, 1), ["us-east-1"])]
     assert provider.offers(A10) == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"price_cents_per_hour": None},
+        {"price_cents_per_hour": "75"},
+        {"specs": {"vcpus": None, "memory_gib": 200, "storage_gib": 1400, "gpus": 1}},
+        {"specs": {"vcpus": 30, "memory_gib": 200, "storage_gib": 1400, "gpus": None}},
+        {"gpu_description": None},
+    ],
+)
+def test_a_type_that_lacks_something_takes_no_other_with_it(odd: dict[str, Any]) -> None:
+    """Against Lambda's own file, so that the stand-in would not say it."""
+    whole, there = kind("gpu_1x_a10", "A10 (24 GB PCIe)", 75, 1), [{"name": "us-east-1", "description": "Virginia"}]
+    types = {
+        name: {"instance_type": one, "regions_with_capacity_available": there}
+        for name, one in (("odd", {**whole, **odd}), ("whole", whole))
+    }
+    assert [offer.instance_type for offer in machines.offers(types, A10, 0.0)] == ["whole"]
 
 
 def test_machines_without_a_card_only_for_tasks_without_one(provider: LambdaProvider) -> None:

@@ -18,6 +18,7 @@ from broker.errors import AuthFailed, ConfigError, ProviderUnavailable, RateLimi
 from broker.offer import Market, OfferQuery, Trust
 from broker.provider import OfferList, PartialOffers
 from broker_runpod import RunPodProvider
+from broker_runpod.catalog import centres_of, sold_by_rest
 
 SAVED = API / "runpod" / "gpu_types_graphql_answer.json"
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "inputs"
@@ -128,6 +129,17 @@ def test_more_cards_than_any_machine_has_are_not_offered(cloud: RunPod, tmp_path
     assert provider.offers(replace(ONE, gpu_count=8))
     assert not provider.offers(replace(ONE, gpu_count=9))
     assert provider.offers(replace(ONE, gpu="A40", gpu_count=10))
+
+
+def test_a_row_of_the_catalog_that_lacks_something_takes_no_other_with_it() -> None:
+    whole = {"id": "NVIDIA A40", "memory": 48, "secure": True, "availability": "HIGH"}
+    priced = {**whole, "price": {"secure": 0.44}, "maxCount": {"secure": 8}, "dataCenters": [{"id": "EU-RO-1"}]}
+    odd = {**whole, "id": "NVIDIA L40", "price": None, "maxCount": None, "dataCenters": None}
+    assert [(card.gpu_id, card.on_demand) for card in sold_by_rest([odd, priced])] == [
+        ("NVIDIA L40", None),
+        ("NVIDIA A40", 0.44),
+    ]
+    assert centres_of([odd, priced]) == {"NVIDIA L40": (), "NVIDIA A40": ("EU-RO-1",)}
 
 
 @pytest.mark.parametrize("stock", [None, "None"])

@@ -133,6 +133,26 @@ def test_case_12_data_and_the_hosts_end(vast: Stage) -> None:
     assert decision.offer.extra["machine"] == 2
 
 
+@pytest.mark.parametrize("left", [{"duration": 0}, {"duration": -60.0}, {"duration": None, "end_date": 1.0}])
+def test_case_12_a_host_whose_end_has_come_is_not_taken_for_one_without_an_end(
+    vast: Stage, left: dict[str, Any]
+) -> None:
+    vast.host(dph=0.1, min_bid=0.05, changes=left)
+    vast.host(geolocation="Oslo, NO")
+    found, now = vast.offers(), time.time()
+    assert {offer.ends_at is not None and offer.ends_at <= now for offer in found if offer.region != "NO"} == {True}
+    decision = choose(found, wish=Wish(queries=(QUERY,)), memory=Memory(), now=now)
+    assert decision.offer is not None
+    assert decision.offer.region == "NO"
+
+
+@pytest.mark.parametrize("let", [{"rentable": False}, {"rented": True}])
+def test_what_is_let_is_not_offered_though_the_search_asks_for_the_free(vast: Stage, let: dict[str, Any]) -> None:
+    vast.host(changes=let)
+    vast.host(geolocation="Oslo, NO")
+    assert {offer.region for offer in vast.offers()} == {"NO"}
+
+
 def test_a_bid_above_the_price_without_one_is_no_offer(vast: Stage) -> None:
     vast.host(dph=0.30, min_bid=0.31)
     vast.host(dph=0.30, min_bid=0.30, geolocation="Oslo, NO")
