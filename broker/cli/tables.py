@@ -217,7 +217,8 @@ def why(candidate: Candidate, best: Candidate, rank: int) -> str:
     if candidate.finish is None and best.finish is not None:
         parts = []  # only the first thousand carry it
     if candidate.on_demand and candidate.offer.market is Market.SPOT:
-        parts.append(f"saves {100 * (1 - candidate.cost / candidate.on_demand):.0f}%")
+        saves = 100 * (1 - candidate.cost / candidate.on_demand)
+        parts.append(f"saves {saves:.0f}%" if saves >= 0 else "saves nothing")
     if candidate.taken:
         parts.append(f"is {candidate.taken}")
     ends = candidate.offer.ends_at

@@ -84,7 +84,8 @@ def nothing_fits(
     unusable = Counter(r.reason for r in rejected if r.kind is Kind.UNUSABLE)
     lines += [f"{_several(number)} not to be had from here: {reason}" for reason, number in unusable.items()]
     blocked = dict.fromkeys(r.reason for r in rejected if r.kind is Kind.BLOCKED)
-    lines += [f"{why}; ask the provider to raise it" if why.startswith("quota") else why for why in blocked]
+    vague = {why for why in blocked if why.startswith("quota") and not why.endswith(")")}
+    lines += [f"{why}; ask the provider to raise it" if why in vague else why for why in blocked]
     for kind, hint in (
         (Kind.ENDING, "their hosts stop being rentable too soon"),
         (Kind.PRICELESS, "their price is unknown"),

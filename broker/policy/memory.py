@@ -79,12 +79,10 @@ class Memory:
         if offer.market is Market.ON_DEMAND:
             self = replace(self, refused_on_demand=self.refused_on_demand + 1)  # noqa: PLW0642 - counted, and the rest
         if isinstance(error, QuotaExceeded):
-            why = f"quota exceeded in {error.scope}: {error.message}"
+            why = f"quota exceeded in {error.scope}: {_told(error)}"
             return self._block(error.scope, Block(why, now + QUOTA_REST), offer)
         if isinstance(error, AuthFailed):
-            return self._block(
-                offer.provider, Block(f"{offer.provider} refuses our credentials: {error.message}"), offer
-            )
+            return self._block(offer.provider, Block(f"{offer.provider} refuses this account: {_told(error)}"), offer)
         if isinstance(error, RateLimited):
             return self._cool(offer, "RateLimited", now, error.retry_after, retry=error.retry_after)
         for kind, rest in REFUSALS:
@@ -136,3 +134,8 @@ class Memory:
             asked_on_demand=data.get("asked_on_demand", 0),
             refused_on_demand=data.get("refused_on_demand", 0),
         )
+
+
+def _told(error: ProviderError) -> str:
+    """What was said, and what helps: a quota can be asked for, credit be added, a key be made anew."""
+    return f"{error.message} ({error.fix})" if error.fix else error.message

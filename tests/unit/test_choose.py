@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.cli.tables import why
 from broker.errors import AuthFailed, NoCapacity, ProviderError, ProviderUnavailable, QuotaExceeded, RateLimited
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy import Decision, Kind, Memory, Wish, choose
@@ -183,6 +184,30 @@ def test_refused_credentials_turn_the_provider_off() -> None:
     memory = Memory().refused(offer("a", 1.0, provider="aws"), AuthFailed("no key"), NOW)
     decision = decide([offer("b", 1.0, provider="aws"), offer("c", 9.0)], memory=memory, now=NOW + 9e6)
     assert decision.offer == offer("c", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (AuthFailed("no credit", fix="add credit at https://x/billing"), "no credit (add credit at https://x/billing)"),
+        (
+            QuotaExceeded("a limit", scope="aws", fix="ask for 8 vCPUs at https://x/quotas"),
+            "quota exceeded in aws: a limit (ask for 8 vCPUs at https://x/quotas)",
+        ),
+    ],
+)
+def test_what_would_help_against_a_refusal_is_said_where_nothing_else_is_left(error: ProviderError, words: str) -> None:
+    memory = Memory().refused(offer("a", 1.0, provider="aws"), error, NOW)
+    decision = decide([offer("b", 1.0, provider="aws")], memory=memory)
+    assert [reason for reason in decision.reasons if reason.endswith(words)]
+
+
+def test_spot_that_costs_more_than_on_demand_is_not_said_to_save() -> None:
+    wish = Wish((OfferQuery(),), spot="only")
+    for price, words in ((0.06, "saves nothing"), (0.04, "saves 0%"), (0.03, "saves 25%")):
+        decision = decide([on_demand("south", 0.04), offer("south", price)], wish)
+        assert words in decision.reasons[0]
+        assert words in why(decision.ranked[0], decision.ranked[0], 1)
 
 
 def test_unknown_refusals_end_it_after_a_few_and_an_accepted_launch_breaks_the_row() -> None:
