@@ -27,6 +27,7 @@ from broker.offer import Offer, OfferQuery
 from broker.provider import (
     ChangesBid,
     Instance,
+    LaunchesAny,
     LaunchRequest,
     Notice,
     PartialOffers,
@@ -79,9 +80,12 @@ class Contract:
 
     def launch(self, request: LaunchRequest) -> Instance:
         """As `Provider.launch`: sent once, never repeated here."""
+        return self._send(lambda: self.adapter.launch(request))
+
+    def _send(self, launch: Callable[[], Instance]) -> Instance:
         self._pace.wait("launch")
         try:
-            return self.adapter.launch(request)
+            return launch()
         except BrokerError:
             raise
         except Exception as error:
@@ -156,8 +160,19 @@ class _WithHistory(Contract):
         return self._ask("price_history", lambda: adapter.price_history(query, since))
 
 
-class _WithBoth(_WithBids, _WithHistory):
-    pass
+class _WithAny(Contract):
+    def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
+        """As `launch`: sent once, never repeated here."""
+        adapter = self.adapter
+        assert isinstance(adapter, LaunchesAny)
+        return self._send(lambda: adapter.launch_any(request, offers))
+
+
+ABILITIES: tuple[tuple[type, type[Contract]], ...] = (
+    (ChangesBid, _WithBids),
+    (PriceHistory, _WithHistory),
+    (LaunchesAny, _WithAny),
+)
 
 
 def wrap(
@@ -171,10 +186,8 @@ def wrap(
 
     settings: the provider's table; `patience` and `min_interval` are read here. Raises ConfigError that names the key.
     """
-    bids, history = isinstance(adapter, ChangesBid), isinstance(adapter, PriceHistory)
-    kind = {(True, True): _WithBoth, (True, False): _WithBids, (False, True): _WithHistory}.get(
-        (bids, history), Contract
-    )
+    able = tuple(part for ability, part in ABILITIES if isinstance(adapter, ability))
+    kind: type[Contract] = type("Contract", able, {}) if able else Contract
     return kind(adapter, settings or {}, clock=clock, sleep=sleep)
 
 

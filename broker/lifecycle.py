@@ -20,7 +20,7 @@ from broker.outlook import wish_of
 from broker.picking import pick
 from broker.policy.budget import UNCLEAR
 from broker.policy.memory import Memory
-from broker.provider import Cause, Instance, LaunchRequest, State
+from broker.provider import Cause, Instance, LaunchesAny, LaunchRequest, Provider, State
 from broker.purse import LIMITS, extended, paid_for
 from broker.reaction import UNCONFIRMED_AFTER, settled
 from broker.state import HANDOVER, SETTLING, Held, JobState, Outcome, Retiring
@@ -75,6 +75,10 @@ def launch(state: JobState, world: World) -> JobState:
     age = world.clock() - request.frozen_at
     stale = age > STALE_REQUEST or (placement.status == "intent" and age > STALE_PRICE and _max_price(state, world))
     resend = placement.status == "intent" or (provider.traits.token and state.tries < AMBIGUOUS_TRIES)
+    listed_by = (placement.sent_at or 0.0) + provider.traits.list_lag if placement.status == "sent" else 0.0
+    if not resend and state.live is None and world.clock() < listed_by:
+        # A broker died here: what it sent may have made a machine that is not listed yet.
+        return state.to("watch", not_before=listed_by, then="launch")
     if stale or not resend:
         why = "its request is too old to be sent" if stale else "its launch was never confirmed"
         if placement.status == "sent":
@@ -86,10 +90,18 @@ def launch(state: JobState, world: World) -> JobState:
     if not state.tries:
         state = replace(state, memory=Memory.from_json(state.memory).asked(request.offer).to_json())
     try:
-        instance = provider.launch(request)
+        instance = _sent(provider, request)
     except errors.ProviderError as error:
         return _refused(state, request, error, world)
     return _held(state, request, instance, world)
+
+
+def _sent(provider: Provider, request: LaunchRequest) -> Instance:
+    """The request as it was frozen, also where its winner is known already and only its answer was lost."""
+    if not request.any_of:
+        return provider.launch(request)
+    assert isinstance(provider, LaunchesAny)
+    return provider.launch_any(replace(request, offer=request.any_of[0]), request.any_of)
 
 
 def _max_price(state: JobState, world: World) -> float | None:
@@ -121,13 +133,15 @@ def _held(
     state: JobState, request: LaunchRequest, instance: Instance, world: World, *, adopted: bool = False
 ) -> JobState:
     """The machine is ours: its id goes to disk before anything else is done."""
-    offer, now = request.offer, world.clock()
+    offer, now = request.won_by(instance), world.clock()
+    request = replace(request, offer=offer)
     instance = replace(instance, hourly=_charged(instance, offer))
     launched_at = instance.launched_at or now
     world.store.update_placement(
         state.job,
         state.generation,
         status="launched",
+        request=request.to_json(),
         instance=instance.id,
         launched_at=launched_at,
         hourly=instance.hourly,
@@ -220,8 +234,10 @@ def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderErro
         error=type(error).__name__,
         code=error.code,
     )
-    if isinstance(error, errors.NoCapacity):
-        world.records.gone(offer, now)
+    nowhere = isinstance(error, errors.NoCapacity)
+    if nowhere:
+        for member in request.any_of or (offer,):
+            world.records.gone(member, now)
     if state.live is not None:
         memory = Memory.from_json(state.memory).refused(offer, error, now).to_json()
         ambiguous = isinstance(error, errors.Ambiguous)
@@ -233,8 +249,10 @@ def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderErro
     if isinstance(error, errors.Ambiguous):
         lag = world.provider(offer.provider).traits.list_lag
         return state.to("watch", not_before=now + lag, then="launch", tries=state.tries + 1)
-    memory = Memory.from_json(state.memory).refused(offer, error, now).to_json()
-    return _closed(replace(state, memory=memory), request, f"refused: {error}", world, warn=False)
+    known = Memory.from_json(state.memory)
+    for member in (request.any_of if nowhere else ()) or (offer,):
+        known = known.refused(member, error, now)
+    return _closed(replace(state, memory=known.to_json()), request, f"refused: {error}", world, warn=False)
 
 
 def _close(state: JobState, why: str, world: World, *, unclear: bool = False) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from broker.offer import Market
+from broker.offer import Market, Offer
 from broker.outlook import Outlook, outlook_of, with_sky
 from broker.placement import Terms, freeze
 from broker.policy import record
@@ -19,7 +19,8 @@ from broker.policy.budget import Bill, Purse, month
 from broker.policy.decision import Decision, money
 from broker.policy.due import Due
 from broker.policy.memory import Memory
-from broker.provider import LaunchRequest
+from broker.policy.together import together
+from broker.provider import LaunchesAny, LaunchRequest
 from broker.purse import first_end, least, purses
 from broker.state import HANDOVER, JobState, Outcome
 from broker.store import JobRow, OverBudget, PlacementRow
@@ -165,14 +166,16 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     assert offer is not None
     limiting = purses(task, state, world, simulated=offer.simulated, but=generation)
     hazard = outlook.hazard(offer, now)
-    highest = bid(decision, outlook.wish, hazard)
-    end = first_end(limiting, max(offer.hourly, highest or 0.0), now)
+    highest = bid(decision, outlook.wish, hazard, limited=bool(limiting))
+    any_of = () if state.live is not None else _any_of(decision, world)
+    dearest = max(one.hourly for one in (offer, *any_of))
+    end = first_end(limiting, max(dearest, highest or 0.0), now)
     worth = least(world, simulated=offer.simulated) if state.live is None else HANDOVER
     if end is not None and end[0] - now < worth:
         return _spent(state, limiting, end[1], world)
     ends = [end] if end is not None else []
     ends += [(outlook.due.at, "deadline")] if outlook.due is not None else []
-    terms = Terms(tuple(ends), highest, hazard, outlook.measured.save)
+    terms = Terms(tuple(ends), highest, hazard, outlook.measured.save, any_of)
     resources = task.resources[decision.alternative]
     request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world, terms)
     intent = PlacementRow(
@@ -203,12 +206,20 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
 
 
+def _any_of(decision: Decision, world: World) -> tuple[Offer, ...]:
+    """What may win in the chosen offer's place, where its provider can be asked for many at once."""
+    offer = decision.offer
+    if offer is None or not isinstance(world.provider(offer.provider), LaunchesAny):
+        return ()
+    return together(decision)
+
+
 def _guard(limiting: list[Purse], state: JobState, request: LaunchRequest, now: float) -> dict[str, Any]:
     """What makes sure that no two jobs spend the same dollar of the month."""
     monthly = next((purse for purse in limiting if purse.name == "monthly_budget"), None)
     if monthly is None:
         return {}
-    mine = Bill(request.offer.hourly, now, request.end_by)
+    mine = Bill(request.dearest, now, request.end_by)
 
     def fits(bills: Mapping[tuple[str, int], Bill]) -> bool:
         others = tuple(bill for key, bill in bills.items() if key[0] != state.job)

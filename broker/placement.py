@@ -81,13 +81,14 @@ class Terms:
     """What the policy adds to a request. ends: moments at which the machine must have ended, with their reasons.
 
     bid: USD per hour of the whole machine. hazard: losses per hour that are expected of it. save: seconds that a save
-    with its upload took so far, None until measured.
+    with its upload took so far, None until measured. any_of: offers any of which may win, the one asked for first.
     """
 
     ends: tuple[tuple[float, str], ...] = ()
     bid: float | None = None
     hazard: float = 0.0
     save: float | None = None
+    any_of: tuple[Offer, ...] = ()
 
 
 def end_of(
@@ -191,6 +192,7 @@ def freeze(
         container=placed.container,
         bid=terms.bid,
         latest=latest,
+        any_of=terms.any_of,
     )
 
 

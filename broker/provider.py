@@ -111,7 +111,8 @@ class LaunchRequest:
     the machine of it, a VM's guest starts it; None runs the task bare. image: the machine image that a VM boots, where
     the task names one; None for the provider's choice. bid: USD per hour of the whole machine, None outside bidding.
     end_by: when the machine ends by itself, end_why: its reason; latest: up to when a live broker may move that. Times
-    are seconds since the epoch. disk: GiB.
+    are seconds since the epoch. disk: GiB. any_of: offers any of which may win, the one that was picked first; empty
+    for `offer` alone, which is the winner once there is one.
     """
 
     job: str
@@ -128,13 +129,26 @@ class LaunchRequest:
     bid: float | None = None
     end_why: str = "max_hours"
     latest: float | None = None
+    any_of: tuple[Offer, ...] = ()
+
+    @property
+    def dearest(self) -> float:
+        """USD per hour of the machine that costs most among those that may come of it."""
+        return max(offer.hourly for offer in (self.offer, *self.any_of))
+
+    def won_by(self, instance: Instance) -> Offer:
+        """The offer that the instance is of, as far as it says so."""
+        of = (instance.region or self.offer.region, instance.zone, instance.instance_type)
+        return next((one for one in self.any_of if (one.region, one.zone, one.instance_type) == of), self.offer)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "tags": dict(self.tags), "offer": self.offer.to_json()}
+        offers = {"offer": self.offer.to_json(), "any_of": [offer.to_json() for offer in self.any_of]}
+        return {**asdict(self), "tags": dict(self.tags), **offers}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchRequest:
-        return cls(**{**data, "offer": Offer.from_json(data["offer"])})
+        any_of = tuple(Offer.from_json(offer) for offer in data.get("any_of") or ())
+        return cls(**{**data, "offer": Offer.from_json(data["offer"]), "any_of": any_of})
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,3 +205,42 @@ def test_an_image_of_the_users_own_runs_bare(aws: Aws, installed: Callable[..., 
     assert sent["BlockDeviceMapping.1.Ebs.VolumeSize"] == "30", "as large as the image needs"
     assert [row.request["offer"]["region"] for row in job.placements()] == ["us-west-2"]
     assert len(lines(site, job)) == 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["answered", "answer lost"])
+def test_many_are_asked_for_at_once_and_the_winner_is_booked(
+    aws: Aws, installed: Callable[..., Site], lost: bool
+) -> None:
+    site = installed()
+    task = site.task(
+        "many",
+        run="exec python3 program.py",
+        envs={"STEPS": "5"},
+        resources=(Resources(cpus=2, infra=("aws/us-east-1",), image=IMAGE),),
+    )
+    job = site.submit(task)
+    provider = AwsProvider(aws.settings(), site.folder / "other")
+    best = min(provider.offers(OfferQuery(cpus=2, infra=("aws/us-east-1",))), key=lambda offer: offer.hourly)
+    aws.world.no_capacity = {best.key.removeprefix("aws/")}
+    if lost:
+        aws.world.lose_answers = 1
+    tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
+    with site.up():
+        wait_for(lambda: job.refresh().done, "the end of the job", 90.0, tell)
+        wait_for(lambda: not aws.world.running, "its machines to be gone", 30.0, tell)
+    assert job.refresh().status == "succeeded", tell()
+    sent = aws.world.sent("CreateFleet")
+    assert len({call["ClientToken"] for call in sent}) == 1, "the same request, whatever came of it"
+    assert not aws.world.sent("RunInstances")
+    (row,) = job.placements()
+    ((instance, charge),) = aws.world.charges.items()
+    offer = row.request["offer"]
+    assert row.instance == instance
+    assert len(row.request["any_of"]) > 1
+    assert (
+        row.request["any_of"][0]["zone"] + row.request["any_of"][0]["instance_type"] == best.zone + best.instance_type
+    )
+    assert (offer["zone"], offer["instance_type"]) != (best.zone, best.instance_type), "the best one cannot be had"
+    assert row.hourly == pytest.approx(charge.hourly)
+    assert row.hourly == pytest.approx(offer["price"] + offer["disk_price"])
