@@ -55,7 +55,7 @@ def paid_for(held: Held, state: JobState, task: Task, world: World) -> Held:
     now = world.clock()
     simulated = _simulated(world.store.placement(state.job, held.generation))
     limiting = purses(task, state, world, simulated=simulated, but=held.generation)
-    billed = Bill(held.hourly, held.launched_at, now, over=True)
+    billed = Bill(held.hourly, held.launched_at, now, over=True, most=held.bid)
     found = [replace(purse, bills=(*purse.bills, billed)) for purse in limiting]
     end = first_end(found, max(held.hourly, held.bid or 0.0), now)
     if end is None or end[0] >= held.end_by:
@@ -73,7 +73,10 @@ def extended(state: JobState, task: Task, world: World) -> JobState:
         return state
     simulated = _simulated(world.store.placement(state.job, held.generation))
     limiting = purses(task, state, world, simulated=simulated, but=held.generation)
-    spent = [replace(p, bills=(*p.bills, Bill(held.hourly, held.launched_at, now, over=True))) for p in limiting]
+    spent = [
+        replace(p, bills=(*p.bills, Bill(held.hourly, held.launched_at, now, over=True, most=held.bid)))
+        for p in limiting
+    ]
     end = first_end(spent, max(held.hourly, held.bid or 0.0), now)
     end_by, end_why = min((held.latest, "max_hours"), *([end] if end is not None else []))
     if end_by <= held.end_by + LEAST_GAIN:
@@ -106,13 +109,14 @@ def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
         until = held.end_by if state.heading is None else min(held.end_by, now + HANDOVER + SETTLING)
         return Bill(held.hourly, held.launched_at, until, most=held.bid)
     if row.ended_at is not None:
-        return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True)
+        most = row.request.get("bid")
+        return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True, most=most)
     return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.request["end_by"])
 
 
 def _leaving(entry: Retiring) -> Bill:
     held: Held = entry.held
     if entry.gone_at is not None:
-        return Bill(held.hourly, held.launched_at, entry.gone_at, over=True)
+        return Bill(held.hourly, held.launched_at, entry.gone_at, over=True, most=held.bid)
     until = entry.end_by if entry.terminated_at is None else entry.terminated_at
     return Bill(held.hourly, held.launched_at, until, most=held.bid)

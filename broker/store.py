@@ -435,7 +435,8 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
         began = row.launched_at or row.sent_at or row.picked_at
         ended = row.ended_at + STRAY if row.ended_at is not None and row.status == "closed" else row.ended_at
         until = ended or _end_by(row.state, row.generation) or row.request["end_by"]
-        found[row.job, row.generation] = Bill(hourly, began, until, over=row.ended_at is not None)
+        most = row.request.get("bid")
+        found[row.job, row.generation] = Bill(hourly, began, until, over=row.ended_at is not None, most=most)
     return found
 
 

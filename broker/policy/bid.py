@@ -26,23 +26,28 @@ HORIZON = 4.0
 """Hours over which a move is written off where the work left is not known."""
 WORTH_RAISING = 0.02
 """A raise by less, as a share of the bid, changes nothing."""
+BUDGETED = 1.25
+"""Times the present price that is bid where a budget must hold: it counts the bid, and is to last for the work."""
 ABOVE = 0.1
 """The share by which a paid bid is raised above what the machine goes for: it is not to be outbid at once again."""
 LIMITS = ("aws", "azure")
 """Providers where a bid is a limit (EC2's MaxPrice, Azure's maxPrice); elsewhere an offer says so by `bid_limit`."""
 
 
-def bid(decision: Decision, wish: Wish, hazard: float) -> float | None:
+def bid(decision: Decision, wish: Wish, hazard: float, *, limited: bool = False) -> float | None:
     """The bid for the chosen offer; None where nothing is bid, and where the offer's own price is bid and paid.
 
-    hazard: losses per hour that are expected of it.
+    hazard: losses per hour that are expected of it. limited: a budget counts what may come to be charged, so that
+    little more than the price is bid.
     """
     offer = decision.offer
     if offer is None or offer.market is not Market.SPOT or offer.extra.get("pays_bid"):
         return None
     if offer.provider not in LIMITS and not offer.extra.get("bid_limit"):
         return None
-    return capped(limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard), wish.max_price)
+    highest = limit(decision.ranked[0], decision.ranked[1:], wish.prospect, hazard)
+    highest = min(highest, BUDGETED * offer.hourly) if limited else highest
+    return capped(highest, wish.max_price)
 
 
 def capped(highest: float, max_price: float | None) -> float:

@@ -41,9 +41,9 @@ class Bill:
     most: float | None = None
 
     def spent(self, now: float, start: float = -inf) -> float:
-        """USD between `start` and `now`."""
+        """USD between `start` and `now`, at the most."""
         end = self.until if self.over else now
-        return self.hourly * max(0.0, end - max(self.since, start)) / 3600
+        return max(self.hourly, self.most or 0.0) * max(0.0, end - max(self.since, start)) / 3600
 
     def committed(self, now: float) -> float:
         """USD that it may still cost after `now`, ended by nobody but itself."""

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
+from unit.stage import SPOT, START, Stage, offer
 
 from broker.offer import Market, OfferQuery
 from broker.policy import Memory, Wish, choose
-from broker.policy.bid import bid, capped, limit, raised
+from broker.policy.bid import BUDGETED, bid, capped, limit, raised
 from broker.policy.cost import Prospect
 from broker.policy.hazard import hazard
 from broker.provider import Instance, LaunchRequest
@@ -153,11 +153,13 @@ def test_a_machine_that_would_be_outbid_is_kept_by_a_higher_bid(stage: Stage) ->
     assert any(event.kind == "weighed" and "a move would cost more" in event.text for event in job.events())
 
 
-def test_under_a_budget_a_bid_is_what_may_be_spent(stage: Stage) -> None:
+def test_under_a_budget_a_bid_is_what_is_counted(stage: Stage) -> None:
+    """The price may rise up to the bid without a word, so little more than the price is bid, and all of it counted."""
     job = stage.submit(budget=3.0)
-    stage.run(job, until=lambda: stage.state(job).live is not None)
-    live = stage.state(job).live
-    assert live is not None
-    assert live.bid is not None
-    assert SPOT < live.bid < ON_DEMAND
-    assert (live.end_by - START) * live.bid / HOUR <= 3.0
+    stage.run(job)
+    request = LaunchRequest.from_json(dict(job.placements()[0].request))
+    assert request.bid == pytest.approx(BUDGETED * SPOT, rel=1e-3)
+    assert (job.status, job.exit_code) == ("limit", 104)
+    ran = sum((row.ended_at or 0.0) - (row.launched_at or 0.0) for row in job.placements())
+    assert 2.7 < ran / HOUR * request.bid <= 3.0
+    assert stage.cloud.spent() <= 3.0 / 1.2
