@@ -77,9 +77,7 @@ def plan_word(provider: Provider, offer: Offer, expected: float | None) -> str:
         return ""
     text = f"{_dollars(usd)} prepaid with {provider.name}, {_hours(usd / offer.hourly)} at {offer.hourly:.2f} USD/h"
     if expected is not None and expected > usd:
-        text += (
-            f"; finishing is expected to cost {_dollars(expected)}: add {_dollars(expected - usd)} in time"
-        )
+        text += f"; finishing is expected to cost {_dollars(expected)}: add {_dollars(expected - usd)} in time"
     return text
 
 

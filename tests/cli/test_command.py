@@ -48,7 +48,7 @@ def test_a_command_that_may_run_on_spot_must_say_where_it_saves(cli: Cli) -> Non
     ("args", "code", "words"),
     [
         (["--gpu", "A100-40G", "--spot", "never", "--", "x", "y"], 78, "did you mean A100?"),
-        (["--gpu", "A100:1", "--spot", "never", "--", "./train.sh"], 78, "no provider that rents out GPUs can be asked"),
+        (["--gpu", "A100:1", "--spot", "never", "--", "./train.sh"], 78, "no provider that rents out GPUs can be"),
         (["task.yaml", "--gpu", "A100"], 2, "--gpu is for a command: task.yaml says itself what it needs"),
         (["--gpu", "A100", "--spot", "sometimes", "--checkpoint", "c", "--", "x"], 78, "spot must be auto"),
     ],
