@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +20,24 @@ ContainerOption = Annotated[
     bool,
     typer.Option("--container", help="On this computer, in a container of the task's image, by docker or podman."),
 ]
+AwakeOption = Annotated[
+    bool, typer.Option("--stay-awake", help="Hold off this computer's sleep meanwhile: a sleeping broker moves no job.")
+]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")]
+
+
+@contextlib.contextmanager
+def awake(screen: Screen, *, asked: bool) -> Iterator[None]:
+    """Hold off sleep where that was asked for, and say where it cannot be done."""
+    from broker.awake import held
+
+    if not asked:
+        yield
+        return
+    with held("a broker drives jobs") as granted:
+        if not granted:
+            screen.warn("this system does not let its sleep be held off; a job's first move waits until it wakes")
+        yield
 
 
 def consent(screen: Screen, plan: Plan, *, yes: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.cli.asking import ContainerOption, YesOption, consent
+from broker.cli.asking import AwakeOption, ContainerOption, YesOption, awake, consent
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption
 from broker.cli.screen import OutputLost, Screen, Usage
 from broker.cli.still import tell_still
@@ -53,6 +53,7 @@ def run_verb(
         list[str] | None, typer.Option("--outputs", metavar="GLOB", help="Of a command: files to keep. Repeatable.")
     ] = None,
     container: ContainerOption = False,
+    stay_awake: AwakeOption = False,
 ) -> int:
     """Run a task to its end, over all moves.
 
@@ -94,7 +95,7 @@ def run_verb(
     with screen.waiting("the workdir to be packed and written to the home"):
         store = open_store(config.state, config.database)
         job = submit(plan.task, config=config, store=store, decision=plan.decision)
-    with left_in_hands(screen, job, config):
+    with left_in_hands(screen, job, config), awake(screen, asked=stay_awake and not detach):
         if detach:
             return _detached(screen, job, config)
         if screen.quiet:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.cli.asking import AwakeOption, awake
 from broker.cli.screen import Screen
 from broker.cli.still import tell_still, telling_still
 
@@ -21,6 +22,7 @@ WATCH = 0.5
 def up_verb(
     screen: Screen,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no job is left to move.")] = False,
+    stay_awake: AwakeOption = False,
 ) -> None:
     """Keep moving all jobs and run all schedules, until interrupted.
 
@@ -37,7 +39,8 @@ def up_verb(
         return
     # One that ends when nothing is left to do waits for no schedule.
     beside = None if until_idle else functools.partial(keep_schedules, config, say=screen.say)
-    engine.up(config, until_idle=until_idle, on_line=screen.say, beside=beside)
+    with awake(screen, asked=stay_awake):
+        engine.up(config, until_idle=until_idle, on_line=screen.say, beside=beside)
 
 
 def _others_work(screen: Screen, config: Config) -> bool:
