@@ -80,3 +80,23 @@ def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(st
     (text,) = warnings(job)
     assert "is billed" in text
     assert "broker check fake takes a key" in text
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_broker_that_dies_in_a_launch_leaves_the_next_one_to_look_before_it_rents(stage: Stage, found: bool) -> None:
+    """Its machine is listed late: until it must be in the list, no other is rented; after that the next is."""
+    stage.cloud.token = False
+    stage.cloud.hide(30.0)
+    stage.cloud.fail_after_create(1, SystemExit(9))  # type: ignore[arg-type]
+    job = stage.submit()
+    with pytest.raises(SystemExit):
+        stage.run(job)
+    (first,) = stage.cloud.rented.values()
+    if not found:
+        first.hidden_until = START + 1e6
+    sent_at = stage.clock()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    live = stage.state(job).live
+    assert live is not None
+    assert stage.clock() >= sent_at + 30.0
+    assert (live.generation, len(stage.cloud.rented)) == ((1, 1) if found else (2, 2))
