@@ -8,6 +8,7 @@ likely a launch is to succeed now; EC2 answers few such questions a day.
 from __future__ import annotations
 
 import json
+import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,12 +20,30 @@ from broker_aws.paging import pages
 from broker_aws.refusals import translated
 from broker_aws.zones import digest
 
-TIMEOUT = 8.0
+TIMEOUT, PATIENCE = 8.0, 2.0  # seconds
 LEAST_TYPES = 3  # below which EC2 scores badly whatever the capacity is
 
 
+class Bands(threading.Thread):
+    """Asks for the list while others are asked for prices; offers wait for it only a little."""
+
+    def __init__(self, url: str, kept: Kept) -> None:
+        super().__init__(name="aws-advisor", daemon=True)
+        self._found: Mapping[str, Mapping[str, int]] = {}
+        self._url, self._kept = url, kept
+        self.start()
+
+    def run(self) -> None:
+        self._found = bands(self._url, self._kept)
+
+    def wait(self) -> Mapping[str, Mapping[str, int]]:
+        """Region → type → band; empty where the list has not come by now."""
+        self.join(PATIENCE)
+        return self._found
+
+
 def bands(url: str, kept: Kept) -> Mapping[str, Mapping[str, int]]:
-    """Region → type → band; empty where the list cannot be had."""
+    """Region → type → band; empty where the list cannot be had, or there is no URL."""
     if not url:
         return {}
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from broker.errors import InvalidRequest, NotFound
+from broker.errors import InvalidRequest, NoCapacity, NotFound
 from broker.offer import Market
 from broker.provider import LaunchRequest
 from broker_aws.images import Image, Images
@@ -77,7 +77,10 @@ def foreign_tags(tagged: Mapping[str, str]) -> dict[str, str]:
 
 
 def image_of(request: LaunchRequest, images: Images) -> Image:
-    """The image that the offer was made with. Raises InvalidRequest where the region has none."""
+    """The image that the offer was made with.
+
+    Raises InvalidRequest where the region does not have the task's own, NoCapacity where it has none of ours.
+    """
     offer = request.offer
     own = request.image if request.image and request.image.startswith("ami-") else None
     ami, root = own or offer.extra.get("ami"), offer.extra.get("root")
@@ -90,11 +93,9 @@ def image_of(request: LaunchRequest, images: Images) -> Image:
         machine = MachineType(offer.instance_type, offer.cpus, offer.memory, arch, (), offer.gpu, offer.gpu_count)
         return images.of(offer.region, [machine], None)[offer.instance_type]
     except (NotFound, KeyError) as error:
-        raise InvalidRequest(
-            f"{offer.region} has no image to boot {offer.instance_type} from: {error}",
-            provider=NAME,
-            code="InvalidAMIID.NotFound",
-        ) from error
+        kind = InvalidRequest if own else NoCapacity  # that there is none of ours is not the task's fault
+        text = f"{offer.region} has no image to boot {offer.instance_type} from: {error}"
+        raise kind(text, provider=NAME, code="InvalidAMIID.NotFound") from error
 
 
 def machine(request: LaunchRequest, image: Image, settings: Settings) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -66,7 +65,7 @@ class MachineType:
 
     @property
     def old_driver(self) -> bool:
-        return self.gpu is not None and gpus_family(self.gpu) in ("V100", "V100-32GB", "P100", "K80", "M60")
+        return self.gpu is not None and family_of(self.gpu) in ("V100", "V100-32GB", "P100", "K80", "M60")
 
     def fits(self, query: OfferQuery) -> bool:
         """The sizes and the card that were asked for; another processor only where the card comes with no other."""
@@ -75,11 +74,12 @@ class MachineType:
         if query.gpu is None:
             return self.gpu is None and self.arch != ARM
         card = self.gpu or ""
-        named = gpus_family(query.gpu) == gpus_family(card)
+        named = family_of(query.gpu) == family_of(card)
         return gpus.matches(query.gpu, card, self.gpu_memory) and (self.arch != ARM or (named and card in ARM_ONLY))
 
 
-def gpus_family(name: str) -> str:
+def family_of(name: str) -> str:
+    """A card's family; a name that nobody knows is its own."""
     try:
         return gpus.card(name).family
     except ValueError:
@@ -156,7 +156,7 @@ class Types:
 
 def named_types(infra: Sequence[str]) -> tuple[str, ...]:
     """The instance types that every pattern of a query names; none where one leaves them open."""
-    ends = [re.split("/", pattern.strip("/")) for pattern in infra]
+    ends = [pattern.strip("/").split("/") for pattern in infra]
     if not ends or any(len(parts) < 4 or parts[3] == "*" for parts in ends):
         return ()
     return tuple(sorted({parts[3] for parts in ends}))

@@ -31,7 +31,7 @@ USAGE = {Market.SPOT: "spot", Market.ON_DEMAND: "on-demand"}
 class Region:
     """What one region said. failures: what it did not say, the rest being used.
 
-    offered: type → zone names. spot: (type, zone name) → price. listed: (type, zone group) → on-demand price.
+    images: None where they could not be asked for. offered: type → zone names. spot: (type, zone name) → price. listed: (type, zone group) → on-demand price.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Region:
     offered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     spot: Mapping[tuple[str, str], SpotPrice] = field(default_factory=dict)
     listed: dict[tuple[str, str], float] = field(default_factory=dict)
-    images: Mapping[str, Image] = field(default_factory=dict)
+    images: Mapping[str, Image] | None = None
     disk_price: float = prices.USUAL_DISK
     failures: dict[str, Exception] = field(default_factory=dict)
 
@@ -67,18 +67,19 @@ class Catalogue:
     def offers(self, query: OfferQuery) -> list[Offer]:
         """As `Provider.offers`. Raises AuthFailed where no region takes the credentials."""
         regions, failures = self.zones.wanted(query)
+        spot = Market.SPOT in query.markets
+        bands = advisor.Bands(self.settings.advisor_url if spot else "", self.kept)
         answers, failed = self.account.each(regions, lambda region: self._region(region, query))
         refused = [error for error in failed.values() if isinstance(error, AuthFailed)]
         if refused and not answers:
             raise refused[0]
         failures |= {f"{NAME}/{region}": error for region, error in failed.items()}
         found: list[Offer] = []
-        bands = advisor.bands(self.settings.advisor_url, self.kept) if Market.SPOT in query.markets else {}
-        now = time.time()
+        known, now = bands.wait(), time.time()
         for answer in answers.values():
             failures |= answer.failures
-            found += _composed(answer, query, bands.get(answer.name, {}), now)
-        if self.settings.placement_scores and Market.SPOT in query.markets:
+            found += _composed(answer, query, known.get(answer.name, {}), now)
+        if self.settings.placement_scores and spot:
             found = self._scored(found)
         own = _own_image(query)
         if own is not None and answers:
@@ -161,8 +162,8 @@ def _own_image(query: OfferQuery) -> str | None:
 def _composed(region: Region, query: OfferQuery, bands: Mapping[str, int], now: float) -> Iterator[Offer]:
     own = _own_image(query)
     for machine, zone in region.places():
-        image = region.images.get(machine.name)
-        if own is not None and image is None:
+        image = region.images.get(machine.name) if region.images is not None else None
+        if image is None and (own is not None or region.images is not None):
             continue
         disk = max(query.disk, image.minimum if image else 0.0)
         listed = region.listed.get((machine.name, zone.group))

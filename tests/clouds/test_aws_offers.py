@@ -295,6 +295,17 @@ def test_no_image_parameters_is_named_and_prices_stand(aws: Aws, provider: AwsPr
     assert sorted(failures) == ["aws/us-east-1/image", "aws/us-west-2/image"]
 
 
+def test_a_type_that_no_image_of_ours_boots_is_left_out(aws: Aws, provider: AwsProvider) -> None:
+    """V100s need the proprietary driver's image; a region without that one has the others all the same."""
+    wish = OfferQuery(gpu="V100-32GB", gpu_count=8, infra=EAST)
+    (offer, *_) = _some(provider, wish)
+    assert offer.extra["ami"][7] == "c"
+    aws.world.no_images = {"proprietary"}
+    (provider.state / provider.account.owner() / "images-us-east-1-gpu.json").unlink()
+    assert not _some(provider, wish)
+    assert _some(provider, replace(L4, infra=EAST))
+
+
 def test_an_own_image_is_used_where_it_is(aws: Aws, provider: AwsProvider) -> None:
     own = next(iter(aws.world.amis["us-west-2"]))
     offers = provider.offers(replace(L4, image=own))

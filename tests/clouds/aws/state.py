@@ -133,6 +133,7 @@ class Ec2:
     advisor: dict[str, Any] = field(default_factory=dict)
     no_capacity: set[str] = field(default_factory=set)
     full_subnets: set[str] = field(default_factory=set)
+    no_images: set[str] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
     empty_page_first: bool = False
     repeat_token: bool = False
