@@ -31,7 +31,8 @@ USAGE = {Market.SPOT: "spot", Market.ON_DEMAND: "on-demand"}
 class Region:
     """What one region said. failures: what it did not say, the rest being used.
 
-    images: None where they could not be asked for. offered: type → zone names. spot: (type, zone name) → price. listed: (type, zone group) → on-demand price.
+    offered: type → zone names. spot: (type, zone name) → price. listed: (type, zone group) → on-demand price. images:
+    None where they could not be asked for.
     """
 
     name: str
