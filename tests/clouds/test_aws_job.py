@@ -244,3 +244,22 @@ def test_many_are_asked_for_at_once_and_the_winner_is_booked(
     assert (offer["zone"], offer["instance_type"]) != (best.zone, best.instance_type), "the best one cannot be had"
     assert row.hourly == pytest.approx(charge.hourly)
     assert row.hourly == pytest.approx(offer["price"] + offer["disk_price"])
+
+
+@pytest.mark.slow
+def test_after_a_reboot_the_job_goes_on(aws: Aws, installed: Callable[..., Site]) -> None:
+    """User data runs at the first boot only; a unit starts the guest at every one, from what lies on the disk."""
+    site = installed()
+    resources = (Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=IMAGE),)
+    job = site.submit(site.task("count", run="exec python3 program.py", envs={"STEPS": "60"}, resources=resources))
+    tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
+    with site.up():
+        wait_for(lambda: site.store.events(job.id, kinds=["snapshot"]), "a snapshot", 60.0, tell)
+        (machine,) = aws.world.running.values()
+        machine.reboot()
+        wait_for(lambda: job.refresh().done, "the end of the job", 60.0, tell)
+    assert job.refresh().status == "succeeded", tell()
+    assert len(aws.world.charges) == 1, "on the same machine"
+    steps = [line["step"] for line in lines(site, job)]
+    assert steps[-1] == 60
+    assert len(steps) <= 60 + 20, "from its newest snapshot"
