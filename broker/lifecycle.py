@@ -74,7 +74,7 @@ def launch(state: JobState, world: World) -> JobState:
         return _held(state, request, found, world, adopted=True)
     age = world.clock() - request.frozen_at
     stale = age > STALE_REQUEST or (placement.status == "intent" and age > STALE_PRICE and _max_price(state, world))
-    resend = placement.status == "intent" or (provider.traits.token and state.tries < AMBIGUOUS_TRIES)
+    resend = placement.status == "intent" or (_repeatable(request, world) and state.tries < AMBIGUOUS_TRIES)
     listed_by = (placement.sent_at or 0.0) + provider.traits.list_lag if placement.status == "sent" else 0.0
     if not resend and state.live is None and world.clock() < listed_by:
         # A broker died here: what it sent may have made a machine that is not listed yet.
@@ -94,6 +94,11 @@ def launch(state: JobState, world: World) -> JobState:
     except errors.ProviderError as error:
         return _refused(state, request, error, world)
     return _held(state, request, instance, world)
+
+
+def _repeatable(request: LaunchRequest, world: World) -> bool:
+    """Is the same request again the same machine? Of a call for many offers no provider says so."""
+    return world.provider(request.offer.provider).traits.token and not request.any_of
 
 
 def _sent(provider: Provider, request: LaunchRequest) -> Instance:
@@ -447,7 +452,7 @@ def write_control(state: JobState, world: World, *, launching: LaunchRequest | N
         # Its launch is not settled, so its machine may be there: it stands, or it would end itself before it is found.
         sent = LaunchRequest.from_json(dict(world.store.placement(state.job, state.generation).request))
     # A launch that may have to be given up must not start its program: nobody would wait for that to end.
-    settles = sent is not None and sent is launching and world.provider(sent.offer.provider).traits.token
+    settles = sent is not None and sent is launching and _repeatable(sent, world)
     try:
         home = JobHome(world, state.job).home
         standing = _standing(home.find(keys.control))

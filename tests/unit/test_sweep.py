@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.stage import START, Stage, offer
+from unit.stage import SPOT, START, Stage, offer
 
+from broker.contract import wrap
 from broker.errors import AuthFailed
 from broker.job import Job
-from broker.offer import Market
+from broker.market import Marketplace
+from broker.offer import Market, Offer
+from broker.provider import Instance, LaunchRequest
 from broker.sweep import sweep
 from broker.testing import wait_for
+from broker.testing.fakecloud import FakeCloudProvider
 from broker.watch import Followed, Watcher
 
 NO_KEY = AuthFailed("there is no key for fake", provider="fake", code="no key", fix="broker check fake takes a key")
@@ -100,3 +107,31 @@ def test_a_broker_that_dies_in_a_launch_leaves_the_next_one_to_look_before_it_re
     assert live is not None
     assert stage.clock() >= sent_at + 30.0
     assert (live.generation, len(stage.cloud.rented)) == ((1, 1) if found else (2, 2))
+
+
+class Together(FakeCloudProvider):
+    """A provider whose token covers one offer's launch; a call for many, sent again, may rent another machine."""
+
+    def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
+        del offers
+        return self.launch(replace(request, token=uuid.uuid4().hex))
+
+
+@pytest.mark.parametrize("how", [SystemExit(9), None])
+def test_a_launch_of_many_offers_is_not_sent_again(tmp_path: Path, how: Exception | None) -> None:
+    stage = Stage(tmp_path, [offer("a1"), offer("a2", price=SPOT + 0.01), offer("b1", Market.ON_DEMAND)], restart=60.0)
+    provider = wrap(Together(stage.cloud), {}, sleep=stage.clock.sleep)
+    stage.world._providers["fake"] = provider
+    stage.world._market = Marketplace(stage.config, ["fake"], opener=lambda *_: provider)
+    stage.cloud.token = True
+    stage.cloud.hide(30.0)
+    stage.cloud.fail_after_create(1, how)
+    job = stage.submit()
+    with contextlib.suppress(SystemExit):
+        stage.run(job, until=lambda: bool(stage.cloud.rented))
+    assert stage.store.placement(job.id, 1).request["any_of"], "it is no launch of many otherwise"
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    live = stage.state(job).live
+    assert live is not None
+    assert (live.generation, len(stage.cloud.rented)) == (1, 1)
+    stage.close()
