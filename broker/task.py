@@ -390,9 +390,9 @@ class Task:
 
     def to_yaml(self) -> str:
         """The task as a task file; secrets are written without their values, to be taken from the environment."""
-        from broker import taskfile
+        from broker.taskwriter import write
 
-        return taskfile.write(self)
+        return write(self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for the store and the guest. Of secrets only the names."""

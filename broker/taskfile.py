@@ -1,4 +1,4 @@
-"""A task file's text: read into a Task, with the place of everything that is wrong; and a Task written as text.
+"""A task file's text: read into a Task, with the place of everything that is wrong.
 
 Three steps: `broker.document` keeps every scalar as typed, with its place; the pydantic models of `broker.fields` know
 the fields and give each value its type; `Task` itself checks what the values mean. What is wrong in a later step is
@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker import alternatives, images
+from broker import alternatives
 from broker.coverage import warnings_of
 from broker.document import Problem, Value, refuse
 from broker.document import read as read_document
@@ -37,7 +37,6 @@ from broker.filling import fill
 from broker.mounts import Mount
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
-from broker.resources import Resources
 from broker.schedule import Schedule, Window
 from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
@@ -450,88 +449,3 @@ def _steps(field: str) -> tuple[str | int, ...]:
             else ("file_mounts", target + dot + rest)
         )
     return tuple(int(step) if step.isdigit() else step for step in field.split("."))
-
-
-def write(task: Task) -> str:
-    """The Task as the text of a task file that reads back as the same Task, but for its source and its warnings.
-
-    Secrets keep their names only: their values are taken from the environment when the file is read.
-    """
-    from io import StringIO
-
-    from ruamel.yaml import YAML
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
-    from ruamel.yaml.scalarstring import LiteralScalarString as Literal
-
-    def clean(value: Any) -> Any:
-        # Quoted, so that other readers of YAML see the same text: plain NO and 1e-4 would turn into other things.
-        if isinstance(value, str):
-            return Literal(value) if _readable(value) else Quoted(value)
-        if isinstance(value, Mapping):
-            return {name: clean(inner) for name, inner in value.items() if inner not in (None, "", [], {}, ())}
-        if isinstance(value, list | tuple):
-            return [clean(inner) for inner in value]
-        return value
-
-    data = task.to_json()
-    del data["source"], data["warnings"], data["trust"], data["labels"]
-    data["resources"] = _resources(task.resources, ordered=data.pop("ordered"))
-    if task.rehearse is not None and task.rehearse.resources:
-        data["rehearse"]["resources"] = _resources(task.rehearse.resources)
-    codes = data.pop("recover_on_exit_codes")
-    if task.schedule is not None and (window := task.schedule.window) is not None:
-        data["schedule"]["window"] = {"from": window.begin, "to": window.end, "start": window.start}
-    if codes:
-        data["resources"]["job_recovery"] = {"recover_on_exit_codes": codes}
-    data["file_mounts"] = {
-        m.target: {"source": m.source, "name": m.source or "new", "mode": m.mode} for m in task.file_mounts
-    }
-    written = clean(data)
-    # Empty values are values here, unlike above.
-    for holder, values in ((written, task.envs), (written.get("rehearse", {}), getattr(task.rehearse, "envs", {}))):
-        if values:
-            holder["envs"] = {name: Quoted(value) for name, value in values.items()}
-    if task.labels:
-        written["resources"]["labels"] = {name: Quoted(value) for name, value in task.labels.items()}
-    if task.secrets:
-        written["secrets"] = {
-            name: {"trust": str(task.trust[name])} if name in task.trust else None for name in sorted(task.secrets)
-        }
-    yaml = YAML()
-    yaml.width = 1_000_000
-    out = StringIO()
-    yaml.dump(written, out)
-    return out.getvalue()
-
-
-def _image(name: str | None) -> str | None:
-    """An image as a task file names it."""
-    found = images.parse(name)
-    return f"docker:{found.name}" if found and not found.machine else name
-
-
-def _resources(resources: tuple[Resources, ...], *, ordered: bool = False) -> dict[str, Any]:
-    """Alternatives as a task file writes them."""
-    mixed = any(wish.on_demand for wish in resources)
-    wishes = [
-        {
-            "accelerators": f"{wish.gpu}:{wish.gpu_count}" if wish.gpu else None,
-            "cpus": wish.cpus or None,
-            "memory": wish.memory or None,
-            "disk_size": wish.disk,
-            "infra": list(wish.infra),
-            "image_id": _image(wish.image),
-            "instance_type": wish.instance_type,
-            "use_spot": False if wish.on_demand else (True if mixed else None),
-        }
-        for wish in resources
-    ]
-    return wishes[0] if len(wishes) == 1 else {"ordered" if ordered else "any_of": wishes}
-
-
-def _readable(text: str) -> bool:
-    """May it be written as a block, line by line as it is?"""
-    *lines, last = text.split("\n")
-    if not lines or last or not all(line.isprintable() for line in lines):
-        return False
-    return bool(lines[-1].strip()) and bool(lines[0]) and not lines[0][0].isspace()
