@@ -245,19 +245,24 @@ def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderErro
             world.records.gone(member, now)
     if state.live is not None:
         memory = Memory.from_json(state.memory).refused(offer, error, now).to_json()
-        ambiguous = isinstance(error, errors.Ambiguous)
+        ambiguous = isinstance(error, errors.Ambiguous) or _of_another(error)
         return _closed(replace(state, memory=memory), request, f"refused: {error}", world, warn=ambiguous)
-    if isinstance(error, errors.InvalidRequest):
+    if isinstance(error, errors.InvalidRequest) and not _of_another(error):
         _close(state, f"refused: {error}", world)
         outcome = Outcome("error", 1, f"{offer.provider} refuses the request: {error}", error.fix)
         return state.to("retire" if state.retiring else "account", outcome=outcome)
-    if isinstance(error, errors.Ambiguous):
+    if isinstance(error, errors.Ambiguous) or _of_another(error):
         lag = world.provider(offer.provider).traits.list_lag
         return state.to("watch", not_before=now + lag, then="launch", tries=state.tries + 1)
     known = Memory.from_json(state.memory)
     for member in (request.any_of if nowhere else ()) or (offer,):
         known = known.refused(member, error, now)
     return _closed(replace(state, memory=known.to_json()), request, f"refused: {error}", world, warn=False)
+
+
+def _of_another(error: errors.ProviderError) -> bool:
+    """Does the token belong to another request, such as one that other settings were in? Then something was made."""
+    return error.code.startswith("Idempotent")
 
 
 def _close(state: JobState, why: str, world: World, *, unclear: bool = False) -> None:

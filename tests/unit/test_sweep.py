@@ -12,7 +12,7 @@ import pytest
 from unit.stage import SPOT, START, Stage, offer
 
 from broker.contract import wrap
-from broker.errors import AuthFailed
+from broker.errors import AuthFailed, InvalidRequest
 from broker.job import Job
 from broker.market import Marketplace
 from broker.offer import Market, Offer
@@ -135,3 +135,20 @@ def test_a_launch_of_many_offers_is_not_sent_again(tmp_path: Path, how: Exceptio
     assert live is not None
     assert (live.generation, len(stage.cloud.rented)) == (1, 1)
     stage.close()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_token_that_belongs_to_another_request_is_no_end_of_the_job(stage: Stage, found: bool) -> None:
+    """Something was made under it (case 25): it is looked for and taken, else the next generation is rented."""
+    stage.cloud.hide(30.0)
+    mismatch = InvalidRequest("another request", provider="fake", code="IdempotentParameterMismatch")
+    stage.cloud.fail_after_create(1, mismatch)
+    job = stage.submit()
+    stage.run(job, until=lambda: bool(stage.cloud.rented))
+    if not found:
+        (first,) = stage.cloud.rented.values()
+        first.hidden_until, first.fingerprint = START + 1e6, "another"
+    stage.run(job, until=lambda: stage.state(job).live is not None or job.refresh().done)
+    live = stage.state(job).live
+    assert live is not None, stage.story(job)
+    assert (live.generation, len(stage.cloud.rented)) == ((1, 1) if found else (2, 2))
