@@ -125,3 +125,22 @@ def test_ctrl_c_ends_it_with_its_machines(cli: Cli) -> None:
     assert process.returncode == 130
     assert "its machines are gone" in err
     assert cli.json("ps") == []
+
+
+def test_a_machine_that_its_provider_takes_back_meanwhile_serves_as_well(cli: Cli) -> None:
+    from broker_local.cloud import take_back
+
+    cli.task(steps=300, pause=0.15)
+    process = cli.start("rehearse", "counter", "--on", "local", "--max-usd", "0.30", "-y", "-o", "json")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if " snapshot " in line:
+            break
+    (machine,) = cli.json("ps", "--instances")
+    take_back(cli.state / "local", machine["instance"], "vast")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    data = json.loads(out)
+    assert data["verdict"] == "survives preemption"
+    assert len(data["taken"]) == 1
+    assert data["report"]["moves"][0]["resumed"] > data["report"]["moves"][0]["restored_step"] > 0
