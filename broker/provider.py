@@ -14,6 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from broker.offer import Market, Offer, OfferQuery
 
+NO_KEY = "no key"
+"""The code of an AuthFailed where there is no key or login at all, so that nothing can have been rented by one."""
+
 TAG_INSTALLATION = "spotbroker-installation"
 TAG_JOB = "spotbroker-job"
 TAG_GENERATION = "spotbroker-generation"
@@ -223,7 +226,8 @@ class PartialOffers(Exception):  # noqa: N818 - it carries a result; the core un
 
     def __init__(self, offers: Sequence[Offer], failures: Mapping[str, Exception]) -> None:
         super().__init__("; ".join(f"{where}: {error}" for where, error in failures.items()))
-        self.offers = list(offers)
+        # As it came: an `OfferList` also says what was left out.
+        self.offers = offers if isinstance(offers, list) else list(offers)
         self.failures = dict(failures)
 
 

@@ -14,7 +14,7 @@ from broker.config import Config
 from broker.errors import AuthFailed
 from broker.market import Marketplace, OfferBook
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Instance, LaunchRequest, Notice, PartialOffers, Provider, Traits
+from broker.provider import Instance, LaunchRequest, Notice, OfferList, PartialOffers, Provider, Traits
 
 Answer = Callable[[OfferQuery], Sequence[Offer]]
 
@@ -84,6 +84,16 @@ def test_all_answer_and_every_answer_is_kept_for_the_history(tmp_path: Path) -> 
     assert seen[1][2] == {"a", "b"}  # what did not answer says nothing of what it has
     assert not book.failures
     assert abs(book.at - time.time()) < 60
+
+
+def test_what_was_left_out_is_said_though_a_part_failed(tmp_path: Path) -> None:
+    def partial(query: OfferQuery) -> Sequence[Offer]:
+        raise PartialOffers(OfferList([offer("d")], left_out={"unverified": 3}), {"bid": TimeoutError("slow")})
+
+    book = market(tmp_path, [Stall("d", partial)]).offers([OfferQuery()])
+    assert keyed(book.offers) == keyed([offer("d")])
+    assert book.left_out == {"d": {"unverified": 3}}
+    assert list(book.failures) == ["d/bid"]
 
 
 def test_failures_are_named_and_the_others_stand(tmp_path: Path) -> None:
