@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from broker.errors import BrokerError, ConfigError, JobNotFound
-from broker.market import told
 from broker.provider import Instance, State
 from broker.state import JobState
-from broker.watch import held_generations
+from broker.watch import held_generations, told
 from broker.world import World
 
 LATE = 86_400.0

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.balance import Balances
-from broker.errors import HomeError, ProviderError
+from broker.errors import BrokerError, HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
-from broker.market import told
 from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
 from broker.renewals import Renewals
@@ -333,6 +332,11 @@ class Watcher:
             probed = now - facts.probed.get(home, float("-inf")) < 60.0
             want = facts.wants.get(state.job)
         return Seen(now=self.world.clock(), want=want, instances=instances, beats=beats, probed=probed)
+
+
+def told(error: BaseException) -> str:
+    """An error as one line, with what helps."""
+    return f"{error} ({error.fix})" if isinstance(error, BrokerError) and error.fix else str(error)
 
 
 def blind(beat: Mapping[str, Any]) -> bool:
