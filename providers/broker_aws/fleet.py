@@ -36,19 +36,24 @@ def launch_any(
     region = request.offer.region
     client = account.client("ec2", region)
     sweep(client)
-    with translated(offer=request.offer):
-        template = client.create_launch_template(
-            LaunchTemplateName=f"spotbroker-{request.token}",
-            ClientToken=request.token,
-            LaunchTemplateData=_data(request, images, settings),
-            TagSpecifications=[{"ResourceType": "launch-template", "Tags": _own(request)}],
-        )["LaunchTemplate"]["LaunchTemplateId"]
+    # Named after the token, so that the same request is the same call though its template is another one by then.
+    name = f"spotbroker-{request.token}"
+    try:
+        with translated(offer=request.offer):
+            client.create_launch_template(
+                LaunchTemplateName=name,
+                LaunchTemplateData=_data(request, images, settings),
+                TagSpecifications=[{"ResourceType": "launch-template", "Tags": _own(request)}],
+            )
+    except InvalidRequest as error:
+        if "AlreadyExists" not in error.code:  # left by a call that broke
+            raise
     try:
         with translated(creating=True, offer=request.offer):
-            answer = client.create_fleet(**_fleet(request, offers, template))
+            answer = client.create_fleet(**_fleet(request, offers, name))
     finally:
         with contextlib.suppress(ProviderError), translated(region=region):
-            client.delete_launch_template(LaunchTemplateId=template)
+            client.delete_launch_template(LaunchTemplateName=name)
     return _won(request, offers, answer)
 
 
@@ -100,7 +105,7 @@ def _fleet(request: LaunchRequest, offers: Sequence[Offer], template: str) -> di
         "ClientToken": request.token,
         "LaunchTemplateConfigs": [
             {
-                "LaunchTemplateSpecification": {"LaunchTemplateId": template, "Version": "$Latest"},
+                "LaunchTemplateSpecification": {"LaunchTemplateName": template, "Version": "$Latest"},
                 "Overrides": overrides,
             }
         ],

@@ -76,9 +76,14 @@ class AwsProvider:
         return listing.read({**raw, "Tags": [{"Key": k, "Value": v} for k, v in told.items()]}, offer.region)
 
     def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
-        """As `LaunchesAny.launch_any`, by one CreateFleet of type instant."""
+        """As `LaunchesAny.launch_any`, by one CreateFleet of type instant. The token makes its repetition safe."""
         self._note(request.offer.region)
-        return fleet.launch_any(self.account, self.catalogue.images, self.settings, request, offers)
+        try:
+            return fleet.launch_any(self.account, self.catalogue.images, self.settings, request, offers)
+        except InvalidRequest as error:
+            if not error.code.startswith("Idempotent"):
+                raise
+            return self._known(request, error)
 
     def instances(self) -> Sequence[Instance]:
         """Every enabled region, side by side.

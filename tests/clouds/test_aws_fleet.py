@@ -73,6 +73,31 @@ def test_whoever_lists_it_knows_what_the_winner_costs(aws: Aws, provider: AwsPro
     assert aws.world.charges[instance.id].hourly == pytest.approx(second.hourly)
 
 
+def test_the_same_request_is_the_same_machine(aws: Aws, provider: AwsProvider, offers: list[Offer]) -> None:
+    """Though its template was deleted and made again, and though the answer to the first call was lost."""
+    request = request_for(offers[0])
+    aws.world.lose_answers = 1
+    with pytest.raises(Ambiguous):
+        provider.launch_any(request, offers)
+    (made,) = provider.instances()
+    assert provider.launch_any(request, offers).id == made.id
+    aws.world.fail("DeleteLaunchTemplate", "InternalError", 500)
+    assert provider.launch_any(request, offers).id == made.id
+    assert templates(), "left by a broken call, and no reason to refuse the next"
+    assert provider.launch_any(request, offers).id == made.id
+    assert len(aws.world.charges) == 1
+
+
+def test_the_token_of_another_request(aws: Aws, provider: AwsProvider, offers: list[Offer]) -> None:
+    """EC2 refuses other parameters; a machine of this very request is found by its mark, any other is not ours."""
+    request = request_for(offers[0])
+    made = provider.launch_any(request, offers)
+    assert provider.launch_any(request, offers[:5]).id == made.id
+    with pytest.raises(InvalidRequest, match="IdempotentParameterMismatch"):
+        provider.launch_any(replace(request, generation=2), offers[:5])
+    assert len(aws.world.charges) == 1
+
+
 def test_none_of_them_can_be_had(aws: Aws, provider: AwsProvider, offers: list[Offer]) -> None:
     aws.world.no_capacity = {offer.key.removeprefix("aws/") for offer in offers}
     with pytest.raises(NoCapacity, match="InsufficientInstanceCapacity"):

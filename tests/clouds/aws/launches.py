@@ -202,16 +202,33 @@ def describe_spot_instance_requests(world: Ec2, _moto: App, request: Request) ->
 def create_launch_template(world: Ec2, moto: App, request: Request) -> Answer:
     answer = passed_on(moto, request)
     if answer.status == 200:
-        template = re.findall(rb"<launchTemplateId>(lt-[0-9a-f]+)</launchTemplateId>", answer.body)[0].decode()
+        template = request.form["LaunchTemplateName"]
         data = {k.removeprefix("LaunchTemplateData."): v for k, v in request.form.items() if "LaunchTemplateData." in k}
         world.templates[template] = data
     return answer
 
 
 def create_fleet(world: Ec2, moto: App, request: Request) -> Answer:
-    """An instant fleet of one: the cheapest override that can be had, launched as RunInstances does it."""
+    """An instant fleet of one, once per token; the answer may be lost after its machine was made."""
+    token, form = request.form.get("ClientToken", ""), dict(request.form)
+    with world.lock:
+        known = world.fleets.get((request.region, token))
+        if known is not None:
+            if known[0] != form:
+                return ec2_error("IdempotentParameterMismatch", "The request uses the token of another one.")
+            return known[1]
+        answer = _fleet(world, moto, request)
+        world.fleets[request.region, token] = (form, answer)
+        if world.lose_answers:
+            world.lose_answers -= 1
+            return ec2_error("InternalError", "An internal error has occurred", 500)
+    return answer
+
+
+def _fleet(world: Ec2, moto: App, request: Request) -> Answer:
+    """The cheapest override that can be had, launched as RunInstances does it."""
     base = "LaunchTemplateConfigs.1."
-    template = world.templates[request.form[f"{base}LaunchTemplateSpecification.LaunchTemplateId"]]
+    template = world.templates[request.form[f"{base}LaunchTemplateSpecification.LaunchTemplateName"]]
     overrides: dict[int, dict[str, str]] = {}
     for key, value in request.form.items():
         if match := re.fullmatch(rf"{re.escape(base)}Overrides\.(\d+)\.(\w+)", key):

@@ -148,6 +148,7 @@ class Ec2:
     requests: dict[str, SpotRequest] = field(default_factory=dict)
     charges: dict[str, Charge] = field(default_factory=dict)
     tokens: dict[tuple[str, str], tuple[dict[str, str], bytes, str, float]] = field(default_factory=dict)
+    fleets: dict[tuple[str, str], tuple[dict[str, str], Any]] = field(default_factory=dict)
     templates: dict[str, dict[str, str]] = field(default_factory=dict)
     amis: dict[str, dict[str, Ami]] = field(default_factory=dict)
     machines: Callable[[str, bytes, Any], Any] | None = None
