@@ -33,6 +33,7 @@ from broker.config import Config
 from broker.home import JobKeys
 from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
 from broker.messages import Messages
+from broker.policy.budget import STRAY
 from broker.state import JobState, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
@@ -332,8 +333,12 @@ class Engine:
         return deleted
 
     def idle(self) -> bool:
-        """Is there no job left that has not ended?"""
-        return not self.world.store.jobs(active=True)
+        """Is there no job left that has not ended, and nothing that may turn up yet?"""
+        return not self.world.store.jobs(active=True) and not self.awaits()
+
+    def awaits(self) -> bool:
+        """May a machine still turn up that came of a launch without an answer? Somebody must be there to end it."""
+        return bool(self.world.store.unclear(self.world.clock() - STRAY))
 
 
 def _workflow() -> Any:
@@ -487,6 +492,17 @@ def running(config: Config, *, adopts: bool = True) -> Iterator[Engine]:
 def alive(config: Config) -> bool:
     """Is there a live broker that takes new jobs?"""
     return not gate_of(config).free()
+
+
+@contextlib.contextmanager
+def running_to_the_end(config: Config) -> Iterator[Engine]:
+    """As `running`; what may still turn up when the block ends is left to a broker in the background."""
+    awaits = False
+    with running(config) as engine:
+        yield engine
+        awaits = engine.awaits()
+    if awaits:
+        ensure_background(config)
 
 
 def ensure_background(config: Config, *, timeout: float = 60.0) -> None:

@@ -533,7 +533,7 @@ def run(
     if detach:
         engine.ensure_background(config)
         return job
-    with engine.running(config) as live:
+    with engine.running_to_the_end(config) as live:
         try:
             live.drive(job.id)
             job.wait(on_event=on_event)

@@ -183,7 +183,7 @@ def drive(screen: Screen, job: Job, config: Config) -> int:
 
     follower = Follower(screen, job)
     with Interrupts() as interrupts:
-        with contextlib.ExitStack() as leaving, engine.running(config) as live:
+        with contextlib.ExitStack() as leaving, engine.running_to_the_end(config) as live:
             live.drive(job.id)
             with follower.live():
                 ended = follow(follower, interrupts, lambda: _asked(screen, job, interrupts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from crash.harness import Site, wait_for
 import broker_local.guest
 from broker.job import Job
 from broker.offer import OfferQuery
+from broker.policy.budget import STRAY
 from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, LaunchRequest, State
 from broker.task import Task
 from broker_local.cloud import clear, fail_after_create, fail_calls, hide_for, refuse
@@ -202,6 +204,20 @@ def test_the_sweeper_ends_what_no_job_owns(site: Site) -> None:
     assert [machine.id for machine in site.machines()] == [made["other"]]
     assert site.store.events("ghost-1", kinds=["swept"])
     assert site.event(ended, "swept").generation == 7
+
+
+@pytest.mark.slow
+def test_a_background_broker_stays_for_what_may_turn_up(site: Site) -> None:
+    """A job's machine whose launch was never answered may be listed after the job's end; somebody must end it then."""
+    job = site.submit(site.task("ended", run="true", checkpoint=None, spot="never"))
+    with site.up():
+        site.done(job)
+    site.store.update_placement(job.id, 1, status="closed", cause="unclear", ended_at=time.time())
+    broker = site.broker("up", "--until-idle")
+    with pytest.raises(subprocess.TimeoutExpired):
+        broker.wait(12)
+    site.store.update_placement(job.id, 1, ended_at=time.time() - STRAY - 1)
+    assert broker.wait(30) == 0
 
 
 def launch(site: Site, installation: str, job: str, generation: int) -> object:
