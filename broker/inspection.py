@@ -11,12 +11,10 @@ from broker.contract import Contract
 from broker.errors import AuthFailed, BrokerError, ConfigError
 from broker.meter import ledger_of
 from broker.offer import Offer, OfferQuery
-from broker.provider import Checks, Finding, PartialOffers, Prepaid, TakesKey
+from broker.provider import NO_KEY, Checks, Finding, PartialOffers, Prepaid, TakesKey
 
 QUERIES = (OfferQuery(), OfferQuery(gpu="8GB+", gpu_count=1))
 """A plain machine, then the commonest kind with a card; the first that has offers is enough to see that they come."""
-NO_KEY = "no key"
-"""The code of an AuthFailed where there is none at all, as `broker.rest` raises it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,8 @@ def inspect(name: str, config: Config) -> Inspection:
             what, said = ("key", "no key yet") if how else ("credentials", "none yet")
             told = Finding(what, False, said, how or error.fix or f"broker check {name}")
             return Inspection(name, (told, *_public(contract)), keyless=True, how_to_key=how)
-        fix = error.fix or f"broker check {name} --new-key takes another one"
+        anew = f"broker check {name} --new-key takes another one"
+        fix = f"{anew}; {how.split('; ')[-1]}" if how else error.fix
         refusal = Finding("key" if how else "credentials", False, error.message, fix)
         return Inspection(name, (refusal,), how_to_key=how, refused=True)
     except BrokerError as error:

@@ -13,10 +13,13 @@ from queue import Empty, SimpleQueue
 
 from broker.balance import payable
 from broker.config import Config
-from broker.errors import BrokerError
+from broker.errors import AuthFailed, BrokerError
 from broker.offer import Offer, OfferQuery
 from broker.policy.infra import may_name
-from broker.provider import OfferList, PartialOffers, Provider
+from broker.provider import NO_KEY, OfferList, PartialOffers, Provider
+
+NOT_SET_UP = "no key or credentials yet"
+"""What a provider's failure says that was never set up: nothing is wrong with it."""
 
 Open = Callable[[str, Config], Provider]
 Listener = Callable[[Sequence[OfferQuery], "OfferBook", frozenset[str]], None]
@@ -186,7 +189,9 @@ class Marketplace:
 
 
 def told(error: BaseException) -> str:
-    """An error as one line: ours with their fix, others with their class."""
+    """An error as one line: ours with their fix, others with their class; NOT_SET_UP where there is no key yet."""
+    if isinstance(error, AuthFailed) and error.code == NO_KEY:
+        return NOT_SET_UP
     if isinstance(error, BrokerError):
         return f"{error.message} ({error.fix})" if error.fix else error.message
     return f"{type(error).__name__}: {error}"

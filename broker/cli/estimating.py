@@ -11,6 +11,7 @@ import typer
 
 from broker.cli.offers import InfraOption, asked, fits, must_have_provider, nothing
 from broker.cli.screen import Screen, Usage
+from broker.cli.unanswered import tell_unanswered
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,14 +107,13 @@ def _today(screen: Screen, gpu: str | None, given: Assumptions, infra: list[str]
     must_have_provider([query])
     with screen.waiting("the providers' answers"):
         book = Marketplace(load()).offers([query])
-    for where, problem in book.failures.items():
-        screen.warn(f"{where}: {problem}")
     best: dict[tuple[str, Market], Offer] = {}
     for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)):
         if fits(offer, query):
             best.setdefault((offer.provider, offer.market), offer)
     if not best:
         raise nothing([query], book.failures)
+    tell_unanswered(screen, book.failures)
     if any(offer.simulated for offer in best.values()):
         screen.say("local is this computer: its money is simulated", style="dim")
     now = time.time()

@@ -204,10 +204,8 @@ def offered_home(screen: Screen, plan: Plan, config: Config, *, ask: bool) -> bo
     """
     from broker.errors import ConfigError
 
-    offer = plan.decision.offer
-    if offer is None or offer.simulated or not plan.home.startswith("file:"):
+    if not (what := unreachable(plan)):
         return False
-    what = f"{plan.home} is a folder on this computer, which no machine of {offer.provider} can reach"
     if plan.task.home:
         raise ConfigError(what, fix="name an object store in the task's `home`, or leave it out: broker home setup")
     if not (ask and screen.interactive):
@@ -217,3 +215,11 @@ def offered_home(screen: Screen, plan: Plan, config: Config, *, ask: bool) -> bo
         raise ConfigError("nothing was rented: there is no home for the job", fix="broker home setup")
     set_up(screen, config, Answers(), replace=False)
     return True
+
+
+def unreachable(plan: Plan) -> str:
+    """Why the chosen machine could not reach the job's home; empty where it can."""
+    offer = plan.decision.offer
+    if offer is None or offer.simulated or not plan.home.startswith("file:"):
+        return ""
+    return f"{plan.home} is a folder on this computer, which no machine of {offer.provider} can reach"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.screen import Screen, Usage
+from broker.cli.unanswered import tell_unanswered, unanswered
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -102,12 +103,11 @@ def offers_verb(
     with screen.waiting("the providers' answers"):
         book = Marketplace(config).offers([query])
     found = [offer for offer in sorted(book.offers, key=lambda o: (o.hourly, o.key)) if fits(offer, query)]
-    for where, problem in book.failures.items():
-        screen.warn(f"{where}: {problem}")
     for told in book.left_out_words:
         screen.say(told, style="dim")
     if not found:
         raise nothing([query], book.failures)
+    tell_unanswered(screen, book.failures)
     if screen.json:
         return screen.data([{**offer.to_json(), "key": offer.key, "hourly": offer.hourly} for offer in found])
     if screen.quiet:
@@ -176,8 +176,7 @@ def make_plan(
         planned = plan(task, spot=spot, max_price=max_price, infra=tuple(infra or ()), config=config)
     here = any(not query.gpu and may_name(query.infra, "local") for query in planned.task.queries)
     if here and planned.decision.offer is None and not planned.decision.rejected and not boxed:
-        for where, problem in planned.failures.items():
-            screen.warn(f"{where}: {problem}")
+        tell_unanswered(screen, planned.failures)
         refuse_shared(task)
     return planned
 
@@ -189,8 +188,8 @@ def show_plan(
 
     explain: with the parts of what finishing costs.
     """
-    for where, problem in plan.failures.items():
-        screen.warn(f"{where}: {problem}")
+    if plan.decision.offer is not None:  # else the error that follows names them
+        tell_unanswered(screen, plan.failures)
     if screen.json:
         return screen.data(plan_json(plan))
     if screen.quiet:
@@ -198,7 +197,9 @@ def show_plan(
     from broker.cli.tables import labelled, plan_table
 
     put = screen.say if talk else screen.show
-    put(plan_table(plan, everything=everything))
+    table = bool(plan.decision.ranked or plan.decision.rejected)
+    if table:
+        put(plan_table(plan, everything=everything))
     ranked = plan.decision.ranked
     if explain and ranked and ranked[0].finish is not None:
         from broker.cli.tables import RANKED, parts_table
@@ -210,7 +211,8 @@ def show_plan(
 
         put("")
         put(fields_table(plan.fields))
-    put("")
+    if table:
+        put("")
     put(labelled(plan_lines(plan)))
     return None
 
@@ -240,6 +242,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """What the table does not say: the home, the workdir, who moves the job."""
+    from broker.cli.homes import unreachable
     from broker.cli.limits import limit_lines
     from broker.cli.tables import size
     from broker.cli.trusting import cost_of_refusing
@@ -247,7 +250,9 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
 
     ranked = [reason.removeprefix("ranked ") for reason in plan.decision.reasons if reason.startswith("ranked ")]
     lines = [("ranked", text) for text in ranked] + limit_lines(plan)
-    lines += [("home", f"{plan.home} keeps snapshots, logs and results")]
+    far = unreachable(plan)
+    told = f"{far}; broker home setup makes one" if far else f"{plan.home} keeps snapshots, logs and results"
+    lines.append(("home", told))
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
     else:
@@ -383,6 +388,7 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision
     from broker import registry
     from broker.errors import ConfigError, NothingAvailable
     from broker.policy.decision import Kind
+    from broker.policy.explain import unasked
 
     reasons = decision.reasons if decision is not None else ()
     far = (Kind.INFRA, Kind.SHAPE, Kind.MARKET)
@@ -394,11 +400,19 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision
         return ConfigError(f"{several} and none can be rented from here: {what}", fix=f"broker check {names}")
     others = {name for name in registry.names() if name != "local"}
     if all(query.gpu for query in queries) and others and others <= set(failures):
-        what = "; ".join(f"{name}: {failures[name]}" for name in sorted(others))
+        failing, absent = unanswered({name: failures[name] for name in sorted(others)})
+        what = "; ".join([*failing, *([absent] if absent else [])])
         fix = "broker check says how to set them up"
         return ConfigError(f"no provider that rents out GPUs can be asked: {what}", fix=fix)
-    what = "; ".join(reasons[:3]) or "no offer fits now"
-    return NothingAvailable(what, fix="ask for less, widen infra, raise --max-price, or try again later")
+    silent = [unasked(name, text) for name, text in failures.items()]
+    why = [text for text in reasons if text not in silent][:3] or ["no offer fits now"]
+    what = "; ".join([*why, *silent])
+    fix = "ask for less, widen infra, raise --max-price, or try again later"
+    if near and all(entry.kind is Kind.TRUST for entry in near):
+        fix = "do what is said above, or widen infra"
+    elif failures and not (decision and decision.rejected):
+        fix = "broker check says what did not answer; else ask for less, or try again later"
+    return NothingAvailable(what, fix=fix)
 
 
 def asked(

@@ -95,10 +95,15 @@ def nothing_fits(
         if kind in count:
             example = f" (such as {cheapest[kind].offer.where}: {cheapest[kind].reason})" if kind is Kind.SHAPE else ""
             lines.append(f"{_several(count[kind])} left out: {hint}{example}")
-    lines += [f"{name} could not be asked: {text}" for name, text in failures.items()]
+    lines += [unasked(name, text) for name, text in failures.items()]
     if not rejected and not failures:
         lines.append("no provider offers anything like it now; name other resources under any_of, or add a provider")
     return tuple(lines)
+
+
+def unasked(name: str, text: str) -> str:
+    """That a provider or region could not be asked, naming it once."""
+    return text if text.startswith(f"{name} ") else f"{name} could not be asked: {text}"
 
 
 def _asked(query: OfferQuery) -> str:

@@ -155,9 +155,8 @@ class RunPodProvider:
             cards = self._cards(query, keyless=True)
         except ImportError as error:  # of the extra, which nobody who rents elsewhere needs
             raise AuthFailed("there is no key for runpod", provider=NAME, code="no key", fix=HOW_TO_KEY) from error
-        except ProviderError as error:
-            text = f"there is no key for runpod, and its public prices cannot be read: {error}"
-            raise AuthFailed(text, provider=NAME, code="no key", fix=HOW_TO_KEY) from error
+        except ProviderError as error:  # not tried again and again for somebody who has no account
+            raise AuthFailed(error.message, provider=NAME, code="no prices") from error
         return self._wanted(catalog.offers(cards, self._shape(query, blocked=NO_KEY)))
 
     def _shape(self, query: OfferQuery, **more: Any) -> catalog.Shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cli.command import Cli
@@ -44,5 +45,21 @@ def test_a_vendor_out_of_reach_holds_nobody_up(cli: Cli) -> None:
     refused = cli(
         "offers", "RTX4090", "--infra", "runpod", env={"RUNPOD_API_BASE_URL": "http://127.0.0.1:9"}, code=None
     )
-    assert "there is no key for runpod, and its public prices cannot be read" in refused.stdout + refused.stderr
+    assert "runpod did not answer" in refused.stdout + refused.stderr
     assert time.monotonic() - began < 10
+
+
+def test_who_cannot_be_asked_is_said_once(cli: Cli, tmp_path: Path) -> None:
+    env = {"RUNPOD_API_BASE_URL": "http://127.0.0.1:9"}
+    (tmp_path / "task.yaml").write_text(
+        "run: 'true'\ncheckpoint: {path: c}\nresources: {accelerators: RTX4090:1, infra: [runpod, lambda]}\n"
+    )
+    for args, code in (
+        (["offers", "RTX4090", "--infra", "runpod", "--infra", "lambda"], 75),
+        (["plan", "task.yaml"], 75),
+    ):
+        refused = cli(*args, env=env, code=code)
+        assert refused.stderr.count("runpod did not answer") == 1
+        assert refused.stderr.count("no key or credentials yet") == 1
+        assert "WHERE" not in refused.stdout
+        assert "broker check" in refused.stderr

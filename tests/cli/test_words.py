@@ -55,7 +55,7 @@ def test_version(cli: Cli) -> None:
         (["plan", "quickstart", "--spot", "maybe"], 2, "--spot must be auto, only or never", "--spot auto"),
         (["plan", "quickstart", "--env", "=x"], 2, "--env '=x'", "KEY=VALUE"),
         (["offers", "A100:0"], 2, "'A100:0'", "A100:8"),
-        (["offers", "A100"], 78, "no provider that rents out GPUs can be asked: aws: ", "broker check"),
+        (["offers", "A100"], 78, "no provider that rents out GPUs can be asked: ", "broker check"),
         (["offers", "--cpus", "100000"], 75, "no offer fits", "try again"),
         (["show", "nobody"], 102, "no job 'nobody'", "broker ps -a"),
         (["logs", "nobody"], 102, "no job 'nobody'", "broker ps -a"),

@@ -230,7 +230,7 @@ def test_an_endpoint_out_of_reach_is_no_more_than_a_missing_key(tmp_path: Path) 
     provider = wrap(RunPodProvider({"api": "http://127.0.0.1:9"}, tmp_path), sleep=pauses.append)
     with pytest.raises(AuthFailed) as caught:
         provider.offers(ONE)
-    assert caught.value.code == "no key"
+    assert caught.value.code == "no prices"
     assert not pauses
 
 
