@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.offer import Market, Offer, Trust
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from broker.policy.decision import Candidate
 
 WIDE = 90
+TAKEN = {0: "< 5 %", 1: "5-10 %", 2: "10-15 %", 3: "15-20 %", 4: "> 20 %"}
+"""The bands of EC2's Spot Instance Advisor: the share of such machines taken back in the past month."""
 STATUS_COLORS = {"succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow"}
 RANKED, REJECTED = 8, 4
 """How many lines of a plan are shown without being asked for all."""
@@ -111,19 +113,41 @@ def shape(offer: Offer) -> str:
     """What the machine has, in short."""
     parts = [gpu(offer)] if offer.gpu else []
     parts += [f"{offer.cpus:g} CPU"] if offer.cpus else []
-    parts += [f"{offer.memory:.3g} GiB"] if offer.memory else []
+    parts += [f"{offer.memory:.3g} GiB" if offer.memory < 1000 else f"{offer.memory:.0f} GiB"] if offer.memory else []
     return ", ".join(parts)
+
+
+def taken(offer: Offer) -> str:
+    """How many such machines were taken back in the past month, where the provider says so."""
+    band = offer.extra.get("band")
+    return TAKEN.get(band, "") if isinstance(band, int) and offer.market is Market.SPOT else ""
+
+
+def saving(offer: Offer, usual: Mapping[str, float]) -> str:
+    """What spot saves of the same machine's price on demand, disk included; empty where that price is not known."""
+    price = usual.get(offer.key.rpartition("/")[0], offer.extra.get("on_demand"))
+    if offer.market is not Market.SPOT or not isinstance(price, int | float) or price <= 0:
+        return ""
+    return f"{1 - offer.hourly / (price + offer.disk_price):.0%}"
 
 
 def offers_table(offers: Sequence[Offer], width: int) -> Table:
     """What can be rented now, one line per offer; USD per hour, on a narrow screen without the parts of the price."""
     parts = ("MACHINE", "DISK") if width >= WIDE else ()
     cards = any(offer.gpu for offer in offers)
+    usual = {o.key.rpartition("/")[0]: o.price for o in offers if o.market is Market.ON_DEMAND}
+    signs: dict[str, Callable[[Offer], str]] = {
+        "SAVES": lambda offer: saving(offer, usual),
+        "TAKEN/MONTH": taken,
+        "PRICE OF": lambda offer: f"{age(time.time() - at)} ago" if (at := offer.extra.get("price_at")) else "",
+    }
+    signs = {name: show for name, show in signs.items() if width >= WIDE and any(show(offer) for offer in offers)}
     more = ["TRUST"] if any(offer.trust is not Trust.CLOUD for offer in offers) else []
     more += ["RENT"] if any(offer.blocked for offer in offers) else []
     made = table(
-        "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []), "NOTICE", *more,
-        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "NOTICE"), fold=("HAS",),
+        "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []),
+        *signs, "NOTICE", *more,
+        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "SAVES", "NOTICE"), fold=("HAS",),
     )  # fmt: skip
     for rank, offer in enumerate(offers, 1):
         spot = offer.market is Market.SPOT
@@ -131,7 +155,8 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
         per_card = [price(offer.hourly / max(offer.gpu_count, 1))] if cards else []
         made.add_row(
             str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market),
-            *((price(offer.price), price(offer.disk_price)) if parts else ()), price(offer.hourly), *per_card, notice,
+            *((price(offer.price), price(offer.disk_price)) if parts else ()), price(offer.hourly), *per_card,
+            *(show(offer) for show in signs.values()), notice,
             *([str(offer.trust)] if "TRUST" in more else []), *([mark(offer.blocked)] if "RENT" in more else []),
             style="dim" if offer.blocked else None,
         )  # fmt: skip
