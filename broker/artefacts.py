@@ -168,7 +168,7 @@ class Artefacts:
                 if _sha256(got) != artefact.sha256:
                     raise OSError("what came does not hash to what is pinned")
             except (OSError, subprocess.SubprocessError) as error:
-                reason = str(error)
+                reason = str(getattr(error, "reason", error))  # urllib's errors say why inside
                 failed.write_text(reason, encoding="utf-8")
                 raise self._refused(artefact, reason) from error
             got.replace(kept)

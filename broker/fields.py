@@ -429,12 +429,20 @@ for _outer in ("resources", "resources.any_of", "resources.ordered"):
 MODELS |= {f"rehearse.{_name}": _model for _name, _model in MODELS.items() if _name.startswith("resources")}
 
 
+PLACES = ("", "resources", "checkpoint")
+"""Where a field that stands elsewhere is looked for."""
+
+
 def general(path: tuple[str | int, ...]) -> str:
     """The path with what differs from file to file taken out: places in lists, and the targets of mounts."""
     steps = [step for step in path if isinstance(step, str)]
     if steps[:1] == ["file_mounts"] and len(steps) > 1:
         steps[1] = "*"
     return ".".join(steps)
+
+
+def _known(outer: str) -> list[str]:
+    return [info.alias or name for name, info in MODELS[outer].model_fields.items()] if outer in MODELS else []
 
 
 def explained(detail: Any) -> tuple[str, str, str]:
@@ -446,7 +454,11 @@ def explained(detail: Any) -> tuple[str, str, str]:
         outer = plain.rpartition(".")[0]
         if advice := _ELSEWHERE.get(plain.replace(".any_of", "").replace(".ordered", "")):
             return field, f"unknown field; {advice}", advice
-        known = [info.alias or name for name, info in MODELS[outer].model_fields.items()] if outer in MODELS else []
+        known = _known(outer)
+        place = next((place for place in PLACES if place != outer and str(path[-1]) in _known(place)), None)
+        if place is not None:
+            where = f"under `{place}`" if place else "at the top of the file"
+            return field, f"unknown field here; it belongs {where}", f"write it {where}"
         near = difflib.get_close_matches(str(path[-1]).strip().lower(), known, n=1)
         if near:
             return field, f"unknown field; did you mean {near[0]}?", f"write `{near[0]}`"

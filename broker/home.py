@@ -299,7 +299,8 @@ def translated(key: str) -> Iterator[None]:
 
 
 def first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:300]
+    """What people can read of a store's error: obstore puts the server's XML behind it."""
+    return text.strip().split("\n", 1)[0].split("<?xml", 1)[0].rstrip(" :")[:300]
 
 
 @dataclass(frozen=True, slots=True)

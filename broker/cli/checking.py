@@ -44,7 +44,9 @@ def check_verb(
     if (new_key or key_stdin) and len(names) != 1:
         raise Usage("a key is for one provider", fix="broker check PROVIDER --key-stdin")
     if key_stdin:
-        _keep(names[0], sys.stdin.readline(), config)
+        if not (key := sys.stdin.readline()).strip():
+            raise Usage("stdin holds no key", fix=f"broker check {names[0]} --key-stdin < FILE")
+        _keep(names[0], key, config)
     inspections = _inspected(screen, names or list(registry.names()), config)
     if names and not key_stdin:
         inspections = [_with_key(screen, found, config, anew=new_key) for found in inspections]
@@ -69,6 +71,8 @@ def _with_key(screen: Screen, found: Inspection, config: Config, *, anew: bool) 
     if not wanted or not screen.interactive or screen.quiet:
         if anew:
             raise Usage("without a terminal nobody can be asked for a key", fix="give it on stdin: --key-stdin")
+        if wanted:
+            screen.say(f"without a terminal a key is given on stdin: broker check {found.provider} --key-stdin")
         return found
     import getpass
 

@@ -179,7 +179,8 @@ class Follower:
         now = time.time()
         parts = [self.note()] if self.note() else []
         if row is None:
-            parts.append(f"{self.job.status}: looking for a machine" if self.placements else self.job.status)
+            looking = self.placements and not self.job.done and self.job.status != "stopping"
+            parts.append(f"{self.job.status}: looking for a machine" if looking else self.job.status)
         else:
             beat = row.beat or {}
             state = {"fetching": "booting", None: "booting"}.get(beat.get("state"), beat.get("state"))

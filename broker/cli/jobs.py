@@ -174,7 +174,8 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
         screen.show(part)
     screen.show("")
     for event in job.events():
-        if event.kind not in SILENT and event.kind != "snapshot":
+        told = event.kind == "warning" and event.text in report.warnings[:5]  # stands above
+        if event.kind not in SILENT and event.kind != "snapshot" and not told:
             screen.show(event_line(event))
     screen.show("")
     screen.show(f"home  {job.row.home}")

@@ -327,6 +327,8 @@ def pairs(env: Sequence[str] | None) -> dict[str, str]:
 
 def must_be_installed(screen: Screen, named: Sequence[Sequence[str]]) -> None:
     """Say which providers a task's alternatives name in vain. Raises ConfigError where no other is left."""
+    from difflib import get_close_matches
+
     from broker import registry
     from broker.errors import ConfigError
     from broker.policy.infra import may_name
@@ -340,7 +342,9 @@ def must_be_installed(screen: Screen, named: Sequence[Sequence[str]]) -> None:
         absent |= {place.strip("/ ").split("/")[0]: None for place in places if place not in found}
     if not absent:
         return
+    near = [match for name in absent for match in get_close_matches(name.lower(), known, n=1)]
     what = f"no provider named {' or '.join(absent)} is installed"
+    what += f"; did you mean {' or '.join(near)}?" if near else ""
     if usable:
         screen.warn(what)
     else:

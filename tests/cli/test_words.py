@@ -54,6 +54,8 @@ def test_version(cli: Cli) -> None:
         (["plan", "nowhere.yaml"], 78, "no task file 'nowhere.yaml'", "quickstart"),
         (["plan", "quickstart", "--spot", "maybe"], 2, "--spot must be auto, only or never", "--spot auto"),
         (["plan", "quickstart", "--env", "=x"], 2, "--env '=x'", "KEY=VALUE"),
+        (["check", "vast", "--key-stdin"], 2, "stdin holds no key", "--key-stdin"),
+        (["offers", "--infra", "vst"], 78, "did you mean vast?", "installed is"),
         (["offers", "A100:0"], 2, "'A100:0'", "A100:8"),
         (["offers", "A100"], 78, "no provider that rents out GPUs can be asked: ", "broker check"),
         (["offers", "--cpus", "100000"], 75, "no offer fits", "try again"),

@@ -142,6 +142,8 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "resources: {memory: 1e999}\n", "resources.memory: must be a size", 3),
         (NEVER + "resources: {cloud: aws, infra: gcp}\n", "resources.cloud: stands beside infra", 3),
         (NEVER + "resources: {spot: only}\n", "resources.spot: unknown field; write `spot` at the top level", 3),
+        (NEVER + "resources: {max_price: 1}\n", "max_price: unknown field here; it belongs at the top of the file", 3),
+        (NEVER + "cpus: 1\n", "cpus: unknown field here; it belongs under `resources`", 3),
         (NEVER + "num_nodes: 2\n", "num_nodes: 2 machines at once are not carried out yet", 3),
         (NEVER + "resources: {any_of: [], ordered: []}\n", "resources.ordered: stands beside any_of", 3),
         (NEVER + "resources: {any_of: [{max_hourly_cost: 1}, {max_hourly_cost: 2}]}\n", "must be the same for all", 3),
