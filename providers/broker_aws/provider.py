@@ -131,7 +131,7 @@ class AwsProvider:
             f"tag:{launching.REQUEST}": launching.fingerprint(request),
         }
         filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
-        with translated(region=region):
+        with translated(creating=True, region=region):  # something was made under the token
             answer = self.account.client("ec2", region).describe_instances(Filters=filters)
         for reservation in answer["Reservations"]:
             for raw in reservation["Instances"]:

@@ -347,6 +347,15 @@ def test_a_token_of_another_request(aws: Aws, provider: AwsProvider) -> None:
     assert rented(aws) == 1
 
 
+def test_a_token_whose_machine_cannot_be_looked_up_leaves_open_what_was_made(aws: Aws, provider: AwsProvider) -> None:
+    request = request_for(spot_offer(provider))
+    provider.launch(request)
+    aws.world.fail("DescribeInstances", "InternalError", 500)
+    with pytest.raises(Ambiguous):
+        provider.launch(replace(request, disk=99.0))
+    assert rented(aws) == 1
+
+
 def test_the_same_request_after_the_settings_changed_is_the_same_machine(aws: Aws, provider: AwsProvider) -> None:
     """EC2 sees other parameters; the request's own mark on the machine says that it is the same placement."""
     request = request_for(spot_offer(provider))
