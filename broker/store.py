@@ -447,8 +447,42 @@ def _end_by(state: Mapping[str, Any] | None, generation: int) -> float | None:
 
 
 def open_store(state: Path, database: str = "") -> Store:
-    """Open the installation's store, creating what is missing. Raises ConfigError for a network filesystem."""
-    return Store(database_url(state, database, "jobs.db"))
+    """Open the installation's store, creating what is missing.
+
+    Raises ConfigError for a network filesystem, and for a database that cannot be reached; its text never shows the
+    password.
+    """
+    url = database_url(state, database, "jobs.db")
+    try:
+        return Store(url)
+    except (sa.exc.SQLAlchemyError, ImportError, ValueError) as error:
+        if not database:
+            raise
+        if isinstance(error, ImportError):
+            raise ConfigError("a Postgres database needs psycopg", fix="pip install 'spotbroker[postgres]'") from error
+        where = _without_password(url)
+        told = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+        if (password := _password(url)) and password in told:
+            told = type(error).__name__
+        raise ConfigError(
+            f"the database {where} cannot be opened: {told}",
+            fix="mend `database` in the configuration, or start that server",
+        ) from None
+
+
+def _password(url: str) -> str:
+    try:
+        return str(sa.engine.make_url(url).password or "")
+    except (sa.exc.SQLAlchemyError, ValueError):
+        return url.partition("://")[2].rpartition("@")[0].partition(":")[2]
+
+
+def _without_password(url: str) -> str:
+    """The URL as people may see it."""
+    try:
+        return sa.engine.make_url(url).render_as_string(hide_password=True).replace("postgresql+psycopg", "postgresql")
+    except (sa.exc.SQLAlchemyError, ValueError):
+        return "postgresql://" + url.rpartition("@")[2]
 
 
 def database_url(state: Path, database: str, file: str) -> str:

@@ -135,3 +135,20 @@ def test_no_two_jobs_take_the_same_dollar(store: Store) -> None:
     assert len(taken) == 2
     assert {key[0] for key in store.bills(0.0, simulated=False)} == set(taken)
     assert store.bills(0.0, simulated=True) == {}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:pa55word@127.0.0.1:9/jobs",
+        "postgresql://me:pa55word@127.0.0.1:port/jobs",
+        "postgres://me:pa55word@127.0.0.1:99999/jobs",
+    ],
+)
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="the database postgresql://") as caught:
+        open_store(tmp_path, url)
+    assert "127.0.0.1" in str(caught.value)
+    assert "pa55word" not in f"{caught.value} {caught.value.fix}"
+    assert "`database`" in caught.value.fix
+    assert caught.value.__cause__ is None, "a traceback would show the URL"
