@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -165,7 +166,8 @@ class Rest:
     def _read(self, answer: requests.Response, creating: bool) -> Any:
         status = answer.status_code
         try:
-            data = answer.json() if answer.content.strip() else None
+            # Not `answer.json()`: which parser that is, and what it takes, depends on what else is installed.
+            data = json.loads(answer.content) if answer.content.strip() else None
             whole = True
         except ValueError:
             data, whole = answer.text[:SHOWN], False

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 
-from clouds.aws.server import aws, aws_server, aws_state
-from clouds.machine import machines
-from clouds.postgres import postgres
-from clouds.seaweedfs import seaweedfs
+import pytest
+
+# The suite's asserts explain themselves, as if they stood here; before anything imports it.
+pytest.register_assert_rewrite("broker.testing.conformance")
+
+from clouds.aws.server import aws, aws_server, aws_state  # noqa: E402
+from clouds.machine import machines  # noqa: E402
+from clouds.postgres import postgres  # noqa: E402
+from clouds.seaweedfs import seaweedfs  # noqa: E402
 
 __all__ = ["aws", "aws_server", "aws_state", "machines", "postgres", "seaweedfs"]
 

@@ -200,9 +200,10 @@ def test_an_image_of_the_users_own_runs_bare(aws: Aws, installed: Callable[..., 
     finally:
         del aws.world.amis["us-west-2"][ami]
     assert job.refresh().status == "succeeded", tell()
-    (sent,) = aws.world.sent("RunInstances")
-    assert (sent["ImageId"], sent["BlockDeviceMapping.1.DeviceName"]) == (ami, "/dev/xvda")
-    assert sent["BlockDeviceMapping.1.Ebs.VolumeSize"] == "30", "as large as the image needs"
+    (sent,) = aws.world.sent("CreateLaunchTemplate")  # of several zones any would do
+    disk = "LaunchTemplateData.BlockDeviceMapping.1"
+    assert (sent["LaunchTemplateData.ImageId"], sent[f"{disk}.DeviceName"]) == (ami, "/dev/xvda")
+    assert sent[f"{disk}.Ebs.VolumeSize"] == "30", "as large as the image needs"
     assert [row.request["offer"]["region"] for row in job.placements()] == ["us-west-2"]
     assert len(lines(site, job)) == 15
 

@@ -124,7 +124,8 @@ def test_outbid_without_a_word_then_resumed_by_vast(vast: Stage, site: Site) -> 
         wait_for(lambda: not vast.account.contracts, "its contracts to be gone", 30.0, tell)
     assert job.refresh().status == "succeeded", tell()
     one, two = job.placements()
-    assert one.cause == "preempted"
+    # Its guest may be quicker to say that it is being stopped than the list is to say why.
+    assert one.cause in ("preempted", "notice")
     assert one.request["offer"]["zone"] != two.request["offer"]["zone"], "another host"
     printed = lines(site, job)
     before = [line["step"] for line in printed if line["generation"] == 1]

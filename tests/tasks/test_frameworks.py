@@ -40,7 +40,6 @@ def test_it_survives_a_notice_and_a_sudden_end(cli: Cli, name: str) -> None:
     assert "equals the run without interruption, bit for bit" in done.stdout
     lost = re.findall(r"(\d+) steps? lost of at most (\d+)", done.stdout)
     assert all(int(steps) <= int(most) for steps, most in lost)
-    assert lost or name == "bash", done.stdout
 
 
 class Workers:
