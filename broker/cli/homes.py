@@ -89,6 +89,8 @@ def set_up(screen: Screen, config: Config, answers: Answers, *, replace: bool) -
 
     with screen.waiting(f"{ground.kind.title} to answer"):
         founded = found(ground, config, tell)
+    if not anew and not replace:
+        _refuse_wider(config, founded)
     configfile.change(
         config.file,
         lambda document: configfile.with_home(document, founded.url, founded.settings, anew=anew or not config.home),
@@ -171,6 +173,17 @@ def _another(config: Config) -> Usage:
         f"{config.file} names a home already: {config.home}",
         fix="broker check says how it is; --replace puts another one in its place, and leaves what is in the old one",
     )
+
+
+def _refuse_wider(config: Config, founded: Founded) -> None:
+    """With a key that can make no narrow ones, market hosts could be rented no more: not without being told to."""
+    before = config.home_config.get("mint", "none")
+    narrow = founded.settings.get("mint", "none") != "none" or founded.settings.get("dedicated")
+    if before != "none" and not narrow:
+        raise Usage(
+            f"machines get keys for their own job from {config.home} so far, by {before}; this key cannot make any",
+            fix="give a key that can, or --replace to go on with this one, without market hosts",
+        )
 
 
 def _refuse_while_in_use(config: Config) -> None:

@@ -87,6 +87,19 @@ def test_a_key_that_may_mint_gives_every_machine_its_own(cli: Cli, seaweedfs: Se
     assert mint(config, config.home, "A", 1, time.time() + 3600).scoped
 
 
+def test_a_wider_key_does_not_take_a_narrow_ones_place_unasked(cli: Cli, seaweedfs: SeaweedFS) -> None:
+    bucket = seaweedfs.new_home("").removeprefix("s3://")
+    args = ("--store", seaweedfs.endpoint, "--bucket", bucket, "--region", "us-east-1")
+    setup(cli, *args, key="minter")
+    before = (cli.folder / "config.toml").read_bytes()
+    seaweedfs.new_home("")  # which the other key opens too
+    refused = setup(cli, *args, key="admin", code=2)
+    assert "so far, by federation; this key cannot make any" in refused.stderr
+    assert (cli.folder / "config.toml").read_bytes() == before
+    setup(cli, *args, "--replace", key="admin")
+    assert written(cli)["home_config"]["mint"] == "none"
+
+
 def test_a_key_that_opens_more_is_told_of(cli: Cli, seaweedfs: SeaweedFS) -> None:
     seaweedfs.new_home("")
     done = setup(cli, "--store", seaweedfs.endpoint, "--bucket", fresh(), "--region", "us-east-1")
