@@ -38,7 +38,7 @@ ENDINGS: Mapping[str, type[errors.JobEnded]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What would be rented for a task, and why. `failures` names providers that did not answer.
 
@@ -71,6 +71,11 @@ class Plan:
             return None
         price = self.prospect.egress_of(self.decision.offer)
         return (self.prospect.checkpoint, price) if price is not None else None
+
+    def __repr__(self) -> str:
+        offer = self.decision.offer
+        what = f"{offer.key} at {offer.hourly:.4f} USD/h" if offer else "; ".join(self.decision.reasons) or "nothing"
+        return f"<Plan {self.task.name}: {what}>"
 
     def _repr_html_(self) -> str:
         from broker.notebook import of_plan

@@ -40,7 +40,9 @@ def test_a_job_is_its_story(finished: tuple[Cli, str, subprocess.CompletedProces
 def test_a_plan_and_offers_are_their_tables(tmp_path: Path) -> None:
     config = load(state=tmp_path / "state", file=tmp_path / "none")
     task = Task(run="true", name="a", spot="never", resources=(Resources(infra=("local",)),))
-    text = Words(broker.plan(task, config=config)._repr_html_()).text
+    plan = broker.plan(task, config=config)
+    assert repr(plan) == "<Plan a: local/north/north-1/cpu-2/on_demand at 0.0322 USD/h>"
+    text = Words(plan._repr_html_()).text
     assert "local/" in text
     assert "home" in text
     found = broker.offers(infra=("local",), config=config)
