@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
@@ -45,6 +45,12 @@ AROUND = 26 * 3600.0
 """Seconds before a moment from which runs are counted, so that a clock that was set back is seen whole."""
 LONGEST = 400 * 86400.0
 WORTH_WAITING = 0.03
+WEEK = 6.5 * 86_400.0
+"""Seconds that prices must span to tell an hour's usual one; looks are not made on the minute."""
+OFF_PEAK = 0.875
+"""Times the usual price at night and at weekends, where nothing is known: 10 to 15 % lower."""
+NIGHT_BEGINS, NIGHT_ENDS = 22, 7
+Price = Callable[[float], float | None]
 """The least part of the price that must be saved for a run to wait."""
 SLACK = 1.25
 """How much longer than its work a run is taken to need: booting, moves and saves."""
@@ -213,22 +219,44 @@ def chosen_start(
 ) -> Chosen:  # fmt: skip
     """The start for which past prices were lowest, now or a whole number of hours later, not after `latest`. Pure.
 
-    hours: that the run takes. points: (moment, USD per hour) of what it could have rented, in any order. Hours of the
-    day that nothing is known of, and gains of less than WORTH_WAITING, are no reason to wait.
+    hours: that the run takes. points: (moment, USD per hour) of what it could have rented, in any order. Until they
+    span a week, nights and weekends are taken to be cheaper, by OFF_PEAK; after that hours of the day that nothing is
+    known of are no reason to wait, and gains of less than WORTH_WAITING never are.
     """
-    usual = _by_hour(points, zone)
     length = max(1, math.ceil(hours))
-    best, cost_now = Chosen(now), _mean(usual, now, length, zone)
+    young = max((at for at, _ in points), default=0.0) - min((at for at, _ in points), default=0.0) < WEEK
+    usual, source = (_guess(points, zone), "are taken to be") if young else (_known(points, zone), "were")
+    best, cost_now = Chosen(now), _mean(usual, now, length)
     if cost_now is None:
-        return Chosen(now, "what it costs at which hour is not known yet")
+        return Chosen(now, "what it costs at this hour is not known")
     lowest = cost_now * (1 - WORTH_WAITING)
     for ahead in range(1, int((latest - now) // 3600) + 1):
         start = now + 3600.0 * ahead
-        cost = _mean(usual, start, length, zone)
+        cost = _mean(usual, start, length)
         if cost is not None and cost < lowest:
             lowest = cost
-            best = Chosen(start, f"past prices then were {100 * (1 - cost / cost_now):.0f}% lower than now's")
+            when = "until a week of prices is known, prices then" if young else "past prices then"
+            best = Chosen(start, f"{when} {source} {100 * (1 - cost / cost_now):.0f}% lower than now's")
     return best
+
+
+def off_peak(at: float, zone: tzinfo) -> bool:
+    """At night or at a weekend, when fewer people train."""
+    local = datetime.fromtimestamp(at, zone)
+    return local.weekday() >= 5 or not NIGHT_ENDS <= local.hour < NIGHT_BEGINS
+
+
+def _guess(points: Sequence[tuple[float, float]], zone: tzinfo) -> Price:
+    """The level of the few prices that are known, lowered off peak. Without any only the ratio counts."""
+    level = [price / (OFF_PEAK if off_peak(at, zone) else 1.0) for at, price in points]
+    usual = sum(level) / len(level) if level else 1.0
+    return lambda at: usual * (OFF_PEAK if off_peak(at, zone) else 1.0)
+
+
+def _known(points: Sequence[tuple[float, float]], zone: tzinfo) -> Price:
+    """The mean price of that hour of the day."""
+    usual = _by_hour(points, zone)
+    return lambda at: usual.get(datetime.fromtimestamp(at, zone).hour)
 
 
 def _by_hour(points: Sequence[tuple[float, float]], zone: tzinfo) -> dict[int, float]:
@@ -239,10 +267,10 @@ def _by_hour(points: Sequence[tuple[float, float]], zone: tzinfo) -> dict[int, f
     return {hour: sum(prices) / len(prices) for hour, prices in found.items()}
 
 
-def _mean(usual: Mapping[int, float], start: float, length: int, zone: tzinfo) -> float | None:
-    hours = [datetime.fromtimestamp(start + 3600.0 * n, zone).hour for n in range(length)]
-    known = [usual[hour] for hour in hours if hour in usual]
-    return sum(known) / len(known) if len(known) == len(hours) else None
+def _mean(usual: Price, start: float, length: int) -> float | None:
+    found = [usual(start + 3600.0 * n) for n in range(length)]
+    known = [price for price in found if price is not None]
+    return sum(known) / len(known) if len(known) == len(found) else None
 
 
 def minutes(schedule: Schedule, system: tzinfo, now: float) -> tuple[int, ...]:

@@ -214,11 +214,29 @@ def test_it_waits_for_the_hours_that_were_cheap_and_starts_in_time() -> None:
     assert chosen_start(ten, ten + HOUR, 2.0, prices_of(range(2, 5)), PARIS).at == ten
 
 
+def test_until_a_week_of_prices_is_known_nights_and_weekends_are_taken_to_be_cheaper() -> None:
+    """A Tuesday evening, a Friday evening and a Saturday in Paris."""
+    six, seven = utc("2026-12-01T17:00"), utc("2026-12-02T06:00")
+    few = [(six - DAY, 2.0), (six - DAY + 6 * HOUR, 1.75)]  # by day and by night: the same level
+    for points in ([], few):
+        found = chosen_start(six, seven, 2.0, points, PARIS)
+        assert iso(found.at) == "2026-12-01T21:00Z", "22:00 in Paris"
+        assert found.why == "until a week of prices is known, prices then are taken to be 12% lower than now's"
+    assert chosen_start(six, six + 3 * HOUR, 2.0, [], PARIS).at == six, "the night comes too late"
+    assert chosen_start(utc("2026-12-01T22:00"), seven, 2.0, [], PARIS).why == "", "it is night already"
+    friday, monday = utc("2026-12-04T16:00"), utc("2026-12-07T06:00")
+    assert iso(chosen_start(friday, monday, 40.0, [], PARIS).at) == "2026-12-04T21:00Z", "the night before the weekend"
+    saturday = utc("2026-12-05T11:00")
+    assert chosen_start(saturday, saturday + DAY, 2.0, [], PARIS).at == saturday
+    dear_nights = [
+        (six - n * HOUR, 3.0 if datetime.fromtimestamp(six - n * HOUR, PARIS).hour < 7 else 2.0) for n in range(200)
+    ]
+    assert chosen_start(six, seven, 2.0, dear_nights, PARIS).at == six, "what was seen goes before what is guessed"
+
+
 def test_without_a_gain_or_a_history_it_starts_at_once() -> None:
     ten, seven = utc("2026-12-01T21:00"), utc("2026-12-02T06:00")
     assert chosen_start(ten, seven, 2.0, prices_of(range(0)), PARIS) == Chosen(ten)
-    unknown = chosen_start(ten, seven, 2.0, [], PARIS)
-    assert (unknown.at, unknown.why) == (ten, "what it costs at which hour is not known yet")
     nights = [
         (at, price) for at, price in prices_of(range(2, 5)) if datetime.fromtimestamp(at, PARIS).hour in (22, 23, 2)
     ]
