@@ -222,10 +222,10 @@ def test_until_a_week_of_prices_is_known_nights_and_weekends_are_taken_to_be_che
         found = chosen_start(six, seven, 2.0, points, PARIS)
         assert iso(found.at) == "2026-12-01T21:00Z", "22:00 in Paris"
         assert found.why == "until a week of prices is known, prices then are taken to be 12% lower than now's"
-    assert chosen_start(six, six + 3 * HOUR, 2.0, [], PARIS).at == six, "the night comes too late"
+    assert chosen_start(six, six + 2 * HOUR, 2.0, [], PARIS).at == six, "the night comes too late"
     assert chosen_start(utc("2026-12-01T22:00"), seven, 2.0, [], PARIS).why == "", "it is night already"
     friday, monday = utc("2026-12-04T16:00"), utc("2026-12-07T06:00")
-    assert iso(chosen_start(friday, monday, 40.0, [], PARIS).at) == "2026-12-04T21:00Z", "the night before the weekend"
+    assert iso(chosen_start(friday, monday, 8.0, [], PARIS).at) == "2026-12-04T21:00Z", "the night before the weekend"
     saturday = utc("2026-12-05T11:00")
     assert chosen_start(saturday, saturday + DAY, 2.0, [], PARIS).at == saturday
     dear_nights = [
