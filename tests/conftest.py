@@ -16,6 +16,25 @@ from clouds.seaweedfs import seaweedfs  # noqa: E402
 
 __all__ = ["aws", "aws_server", "aws_state", "machines", "postgres", "seaweedfs"]
 
+
+LONGEST_FIRST = ("test_the_real_daemon", "killed_at_random", "test_every_example_runs", "test_it_survives_a_notice")
+WAITING_FIRST = ("crash", "docs", "tasks", "cli", "guest", "clouds")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that no worker is left with it when the others are done."""
+
+    def rank(item: pytest.Item) -> tuple[bool, bool, int]:
+        folder = item.path.parent.name
+        return (
+            not any(word in item.name for word in LONGEST_FIRST),
+            item.get_closest_marker("slow") is None,
+            WAITING_FIRST.index(folder) if folder in WAITING_FIRST else len(WAITING_FIRST),
+        )
+
+    items.sort(key=rank)
+
+
 # Prices that need no key are asked for by every plan. No test asks a real vendor; a stand-in's address is a setting.
 os.environ["RUNPOD_API_BASE_URL"] = "http://127.0.0.1:9"
 # Whoever runs these may be logged in to AWS: no test rents or asks there by their account.

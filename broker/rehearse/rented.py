@@ -76,8 +76,11 @@ def bounds(
     each = max_usd / MACHINES - traffic
     most = min(HEADROOMS[0] * hourly, cap or math.inf)
     for price, enough in ((most, COMFORTABLE), (min(HEADROOMS[1] * hourly, most), shortest), (hourly, shortest)):
+        needed = min(enough, longest * 3600)
         seconds = min(each / price * 3600 - SETTLING, longest * 3600)
-        if seconds >= min(enough, longest * 3600) and each >= price * minimum_hours:
+        # What is named as the least must be enough, whatever the last bits of these sums say.
+        if seconds >= needed - 1e-7 and each >= price * minimum_hours * (1 - 1e-12):
+            seconds = max(seconds, needed)
             billed = max((seconds + SETTLING) / 3600, minimum_hours)
             return Bounds(price, seconds, MACHINES * (price * billed + traffic))
     least = MACHINES * (hourly * max((shortest + SETTLING) / 3600, minimum_hours) + traffic)

@@ -77,6 +77,8 @@ def judge(
 def _ending(row: JobRow, report: Report, taken: Sequence[TakeBack], wanted: int, *, cut_short: bool) -> Iterator[Check]:
     """How the job got to its end, and how often it was taken back on the way."""
     saved = any(stay.saves for stay in report.stays)
+    # One that had got to its end before the machine was gone has not gone on from anything.
+    moved = len({move.source for move in report.moves} & {take.generation for take in taken})
     if cut_short and row.status == "stopped":
         yield Check(f"it was taken back {_times(len(taken))}, and ended once it had saved again")
     elif row.status != "succeeded":
@@ -85,13 +87,11 @@ def _ending(row: JobRow, report: Report, taken: Sequence[TakeBack], wanted: int,
             yield Check(f"after it was taken back {_times(len(taken))} it {told}", FAILS)
         else:
             yield Check(f"the job did not get to its end: {told}", UNPROVEN)
-    elif len(taken) < wanted and not saved:
+    elif moved < wanted and not saved:
         where = (row.task.get("checkpoint") or {}).get("path", "its checkpoint folder")
         yield Check(f"it never saved anything complete into {where}", FAILS)
-    elif len(taken) < wanted:
-        before = (
-            "before it was taken back" if not taken else f"after it was taken back {_times(len(taken))} of {wanted}"
-        )
+    elif moved < wanted:
+        before = "before it was taken back" if not moved else f"after it was taken back {_times(moved)} of {wanted}"
         yield Check(f"it ended {before}; a longer run, or saving oftener, would show more", UNPROVEN)
     else:
         yield Check(f"it was taken back {_times(wanted)} and succeeded")

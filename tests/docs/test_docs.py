@@ -91,6 +91,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             continue
         path, _, anchor = unquote(link).partition("#")
         target = (page.parent / path).resolve() if path else page
+        if path.startswith("providers/") and not (page.parent / "providers").exists():
+            continue  # an installed package has no sources beside it
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert not broken, f"{named(page)}: {broken}"

@@ -35,7 +35,9 @@ def needed(name: str) -> None:
 @pytest.mark.parametrize("name", NEEDS)
 def test_it_survives_a_notice_and_a_sudden_end(cli: Cli, name: str) -> None:
     needed(name)
-    done = cli("rehearse", name, "-y", "--seed", "3", timeout=280)
+    # Once with a notice and once without; where every start takes seconds, the sudden end alone.
+    often = ("--preempt", "2") if name in ("bash", "torch") else ("--preempt", "1", "--notice", "vast")
+    done = cli("rehearse", name, "-y", "--seed", "3", *often, timeout=280)
     assert "survives preemption" in done.stdout.splitlines()[-1], done.stdout
     assert "equals the run without interruption, bit for bit" in done.stdout
     lost = re.findall(r"(\d+) steps? lost of at most (\d+)", done.stdout)
