@@ -130,7 +130,8 @@ def test_ctrl_c_ends_it_with_its_machines(cli: Cli) -> None:
 def test_a_machine_that_its_provider_takes_back_meanwhile_serves_as_well(cli: Cli) -> None:
     from broker_local.cloud import take_back
 
-    cli.task(steps=300, pause=0.15)
+    # The second save, at which the rehearsal would move it itself, is six seconds after the first.
+    cli.task(steps=300, pause=0.6)
     process = cli.start("rehearse", "counter", "--on", "local", "--max-usd", "0.30", "-y", "-o", "json")
     assert process.stderr is not None
     for line in process.stderr:
@@ -138,7 +139,7 @@ def test_a_machine_that_its_provider_takes_back_meanwhile_serves_as_well(cli: Cl
             break
     (machine,) = cli.json("ps", "--instances")
     take_back(cli.state / "local", machine["instance"], "vast")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     data = json.loads(out)
     assert data["verdict"] == "survives preemption"

@@ -85,4 +85,4 @@ def test_a_pod_terminates_itself_from_its_shell(cloud: RunPod, provider: RunPodP
     assert over(cloud, instance)
     assert seen(provider, instance) is None
     assert cloud.pods[instance.id].word.startswith("Terminated by user")
-    assert not machine.alive()
+    assert wait_for(lambda: not machine.alive(), 10.0)

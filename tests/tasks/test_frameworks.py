@@ -29,7 +29,8 @@ NEEDS = {
 def needed(name: str) -> None:
     for package in NEEDS.get(name, (name,)):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install --group frameworks")
+            group = "jax" if name == "jax" else "frameworks"
+            pytest.skip(f"{package} is not installed: pip install --group {group}")
 
 
 @pytest.mark.parametrize("name", NEEDS)
