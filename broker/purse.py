@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from broker.policy.budget import STRAY, UNCLEAR, Bill, Purse, ends, month
 from broker.state import HANDOVER, SETTLING, Held, JobState, Retiring
-from broker.store import PlacementRow
+from broker.store import PlacementRow, claimed
 from broker.task import Task
 from broker.world import World
 
@@ -97,9 +97,8 @@ def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
     """One machine of the job as its state has it; None for a placement that got none."""
     if row.status == "closed" and row.cause != UNCLEAR:
         return None
-    offer = row.request["offer"]
     if row.status == "closed" and row.ended_at is not None:
-        return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.ended_at + STRAY, over=True)
+        return Bill(claimed(row.request), row.sent_at or row.picked_at, row.ended_at + STRAY, over=True)
     retiring = next((entry for entry in state.retiring if entry.generation == row.generation), None)
     if retiring is not None:
         return _leaving(retiring)
@@ -111,7 +110,7 @@ def _own(row: PlacementRow, state: JobState, now: float) -> Bill | None:
     if row.ended_at is not None:
         most = row.request.get("bid")
         return Bill(row.hourly or 0.0, row.launched_at or row.ended_at, row.ended_at, over=True, most=most)
-    return Bill(offer["price"] + offer["disk_price"], row.sent_at or row.picked_at, row.request["end_by"])
+    return Bill(claimed(row.request), row.sent_at or row.picked_at, row.request["end_by"])
 
 
 def _leaving(entry: Retiring) -> Bill:

@@ -418,6 +418,12 @@ class Store:
                 db.execute(insert_into(self.engine, prices).on_conflict_do_nothing(), rows)
 
 
+def claimed(request: Mapping[str, Any]) -> float:
+    """USD per hour that a launch whose machine is not known yet may cost: the dearest of those that may win."""
+    offers = (request["offer"], *(request.get("any_of") or ()))
+    return max(float(offer["price"] + offer["disk_price"]) for offer in offers)
+
+
 def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, int], Bill]:
     p = placements.c
     moments = (p.picked_at, p.sent_at, p.launched_at, p.ended_at)
@@ -431,7 +437,7 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
         offer = row.request["offer"]
         if bool(offer.get("simulated")) is not simulated:
             continue
-        hourly = row.hourly or offer["price"] + offer["disk_price"]
+        hourly = row.hourly or claimed(row.request)
         began = row.launched_at or row.sent_at or row.picked_at
         ended = row.ended_at + STRAY if row.ended_at is not None and row.status == "closed" else row.ended_at
         until = ended or _end_by(row.state, row.generation) or row.request["end_by"]

@@ -12,6 +12,7 @@ from broker.offer import Market, Offer
 from broker.policy.decision import Candidate, Decision
 from broker.policy.together import MOST, together
 from broker.provider import Instance, LaunchesAny, LaunchRequest, State
+from broker.store import claimed
 from broker.testing import FakeProvider
 
 BEST = Offer("aws", "us-1", "us-1a", "large", Market.SPOT, price=1.0, gpu="A10G", gpu_count=1, gpu_memory=24.0)
@@ -82,7 +83,9 @@ def test_a_request_keeps_all_and_its_winner() -> None:
     instance = Instance("aws", "i", State.RUNNING, Market.SPOT, 1.05, {}, "us-1", "us-1b", "large")
     assert REQUEST.won_by(instance) == zone("b", 1.05)
     assert REQUEST.won_by(replace(instance, zone="us-1z")) == BEST
+    assert claimed(REQUEST.to_json()) == pytest.approx(REQUEST.dearest), "until it is known which one won"
     alone = replace(REQUEST, any_of=())
+    assert claimed(alone.to_json()) == pytest.approx(1.0)
     assert "any_of" in alone.to_json()
     old = {key: value for key, value in alone.to_json().items() if key != "any_of"}
     assert LaunchRequest.from_json(old) == alone
