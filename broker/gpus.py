@@ -176,18 +176,21 @@ _VENDORS = {
     "Intel": ("Gaudi", "Gaudi2", "Gaudi3"),
 }  # fmt: skip
 _VENDOR_WORDS = re.compile(r"^(NVIDIA|AMD|INTEL|TESLA|QUADRO|GEFORCE|INSTINCT|RADEON)+")
-_FILLING = re.compile(r"GENERATION|EDITION|BLACKWELL|GPU|(?<=\d)OAM|(?<=X)OAM")
-_SEPARATORS = re.compile(r"[\s_()\[\]{}\"'®™-]+")
+# "RTX 6000 Blackwell" is short for the RTX PRO 6000, and never the RTX 6000 of three generations before.
+_FILLING = re.compile(r"GENERATION|EDITION|(?<!RTX\d[05]00)BLACKWELL|GPU|(?<=\d)OAM|(?<=X)OAM")
+_SEPARATORS = re.compile(r"[\s_()\[\]{}\"'®™\u00ad\u200b\u2010-\u2015\u2212\ufeff-]+")
 # Read only where the whole name is unknown: the kind of memory, and consumer cards without RTX or GTX.
 _MEMORY_KIND = re.compile(r"HBM\dE?$|GDDR\dX?$")
 _BARE = re.compile(r"(?:(?P<rtx>[2345]0\d0)|(?P<gtx>1[06]\d0))(?:TI|SUPER|S|D)*|\d{4}ADA")
+_PRO = re.compile(r"^RTX(\d[05]00)BLACKWELL")
 _SELECTOR = re.compile(r"(?:(?P<vendor>[a-z]+):)?(?P<size>\d+(?:\.\d+)?)\s*Gi?B(?P<more>\+)?", re.IGNORECASE)
 _AMOUNT = re.compile(r"-\d+GB$")
 _SHORT = 0.92
 """The least share of its nominal memory that a whole card reports: A10G 22,888 MiB of 24 GB, B300 275,040 of 288."""
 _LONG = 1.03
-_MIB = 1000.0
-"""A number above this is MiB, whatever its field is called: no card has so many GiB, and none so few MiB."""
+_UNITS = (1e9, 1e6, 1e3)
+"""A number above these is bytes, KiB or MiB, whatever its field is called: no card has so many of the next unit, and
+none so few of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,7 @@ def _folded(name: str) -> str:
 def _second_readings(folded: str) -> Iterator[str]:
     """What an unknown name may mean without doubt."""
     yield _MEMORY_KIND.sub("", folded)
+    yield _PRO.sub(r"RTXPRO\1", folded)
     if (bare := _BARE.fullmatch(folded)) is not None:
         yield f"{'GTX' if bare['gtx'] else 'RTX'}{folded}"
 
@@ -283,7 +287,7 @@ def _model(of: Card) -> str:
 
 
 def _gib(memory: float) -> float:
-    return memory / 1024 if memory > _MIB else memory
+    return memory / 1024.0 ** next((3 - n for n, least in enumerate(_UNITS) if memory > least), 0)
 
 
 def _is(reported: float, memory: float) -> bool:
@@ -291,7 +295,8 @@ def _is(reported: float, memory: float) -> bool:
 
 
 def nominal(reported: float, name: str = "") -> float:
-    """The GiB that a card is sold with, from what a machine or a price list reports of it, in MiB or in GiB (or GB).
+    """The GiB that a card is sold with, from what a machine or a price list reports of it, in GiB (or GB), MiB,
+    KiB or bytes.
 
     name: the card, where it is known. 81920 and 80 are 80; 24564 is 24; 143771 is 141. What is no whole card's memory,
     as a share of one, stays as it is.

@@ -299,9 +299,12 @@ def zone_problem(name: str) -> tuple[str, str] | None:
     """What is wrong with a time zone's name, and what to write; None where it is one."""
     if _is_zone(name):
         return None
-    known = sorted(available_timezones())
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    near = near or [zone for zone in known if zone.lower().rpartition("/")[2] == name.lower().replace(" ", "_")][:1]
+    # In Etc/GMT+2 the sign means the opposite of what people write.
+    known = {zone for zone in available_timezones() if not zone.startswith("Etc/")} - {"localtime"}
+    folded = name.lower().replace(" ", "_")
+    near = [zone for zone in sorted(known) if folded in (zone.lower(), zone.lower().rpartition("/")[2])][:1]
+    if not near and "/" in name:  # not of short names and offsets, whose neighbours are other zones altogether
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"there is no time zone {name!r}{hint}", f"write {near[0]}" if near else "for instance Europe/Lisbon or UTC"
 

@@ -25,6 +25,7 @@ SPELLINGS = [
     ("NVIDIA RTX 6000 Ada Generation", "RTX6000-Ada"), ("RTX6000Ada", "RTX6000-Ada"), ("RTX-6000-Ada", "RTX6000-Ada"),
     ("RTX A6000", "RTXA6000"), ("A6000", "RTXA6000"), ("Quadro RTX 6000", "RTX6000"), ("NVIDIA RTX A4000", "RTXA4000"),
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000-Server"), ("RTXPRO6000WS", "RTXPRO6000-Workstation"),
+    ("RTX 6000 Blackwell", "RTXPRO6000"), ("RTX 4500 Blackwell", "RTXPRO4500"), ("RTX\u20114090", "RTX4090"),
     ("NVIDIA A40", "A40"), ("Tesla V100-SXM2-32GB", "V100-32GB-SXM"), ("Tesla V100-PCIE-16GB", "V100-PCIe"),
     ("NVIDIA GeForce RTX 3080 Ti", "RTX3080-Ti"), ("RTX 4080 SUPER", "RTX4080-SUPER"), ("A10 (24 GB PCIe)", "A10"),
     ("Tesla T4", "T4"), ("T4g", "T4g"), ("NVIDIA L40S", "L40S"), ("NVIDIA L40", "L40"), ("NVIDIA L4", "L4"),
@@ -74,10 +75,11 @@ def test_the_refusal_suggests_the_nearest() -> None:
         gpus.canonical("tpu-v2-8")
 
 
-# Reported memory (MiB, or GB in a field that says MiB), the card, and what it is sold with.
+# Reported memory (MiB, or GB in a field that says MiB, or bytes), the card, and what it is sold with.
 MEMORIES = [
     ("A100-80GB", 81920, 80), ("A100-80GB", 80, 80), ("RTX4090", 24564, 24), ("H200", 143771, 141), ("A10G", 22888, 24),
     ("L40S", 46068, 48), ("T4", 15360, 16), ("B200", 183359, 180), ("B300", 275040, 288), ("K80", 11441, 12),
+    ("A100-80GB", 85_899_345_920, 80), ("RTX4090", 25_153_536, 24),
 ]  # fmt: skip
 
 

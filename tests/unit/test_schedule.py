@@ -95,6 +95,19 @@ def test_unknown_zones_are_refused(name: str) -> None:
     assert zone_problem(name) is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("utc", "UTC"), ("new york", "America/New_York"), ("Europe/Pariss", "Europe/Paris")]
+)
+def test_a_zone_written_wrongly_is_named(name: str, meant: str) -> None:
+    assert zone_problem(name) == (f"there is no time zone {name!r}; did you mean {meant}?", f"write {meant}")
+
+
+@pytest.mark.parametrize("name", ["CEST", "PST", "GMT+2", "UTC+1"])
+def test_of_a_short_name_no_other_zone_is_suggested(name: str) -> None:
+    """EST is not near CEST, and Etc/GMT+2 is two hours behind."""
+    assert zone_problem(name) == (f"there is no time zone {name!r}", "for instance Europe/Lisbon or UTC")
+
+
 @pytest.mark.parametrize("tz", ["Europe/Paris", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"])
 @pytest.mark.parametrize("cron", ["30 2 * * *", "*/20 1-3 * * *", "0 0 * * 0", "15 */2 * * *"])
 def test_runs_do_not_depend_on_when_they_are_asked_for(cron: str, tz: str) -> None:
