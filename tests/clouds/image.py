@@ -41,6 +41,11 @@ class Image:
     vm: Path
     store: Path
 
+    @property
+    def python(self) -> str:
+        """The version of its Python, such as `3.11`."""
+        return (self.base / "usr/bin/python3").readlink().name.removeprefix("python")
+
 
 def missing() -> tuple[str, ...]:
     """Debian packages that must be installed here first."""

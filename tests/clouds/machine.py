@@ -214,11 +214,12 @@ class Machines:
     """All machines of one test: a context manager. What dead runners left is swept at the start, all own at the end.
 
     address: an address of this host; a server that listens on 0.0.0.0 is reached by it from the host and from every
-    machine. Machines reach neither each other nor the world.
+    machine. Machines reach neither each other nor the world. python: the version of their Python, such as `3.11`.
     """
 
     def __init__(self) -> None:
         self._image = image.image()
+        self.python = self._image.python
         self._folder = Path(tempfile.mkdtemp(prefix="spotbroker-machines-"))
         self._folder.chmod(0o755)
         self.block = Block(self._folder)
@@ -263,6 +264,7 @@ class Machines:
         memory: int | None = None,
         env: Mapping[str, str] | None = None,
         gpus: Gpus | None = None,
+        packages: Path | None = None,
     ) -> Machine:
         """A virtual machine, booting on return.
 
@@ -271,12 +273,19 @@ class Machines:
         end does not end the machine. Units in /etc/systemd/system that `systemctl enable` has enabled start at every
         boot, before user data (ExecStart, Environment, EnvironmentFile, WorkingDirectory, Restart, RestartSec, Type).
         `shutdown`, `poweroff`, `halt` and `reboot` work; the first three leave `ended_itself`. `docker run IMAGE …`
-        is podman on the VM's own network. memory: bytes. env: what user data and units get besides.
+        is podman on the VM's own network. memory: bytes. env: what user data and units get besides. packages: a folder
+        of Python packages that its containers have, as an image has them that was made with them.
         """
         environment = {"PATH": PATH, "LANG": "C.UTF-8", **(env or {})}
         layers = [self._vm_layer, self._image.vm, self._image.base]
         files = {"/var/lib/cloud/instance/user-data.txt": user_data}
         binds: list[tuple[Path | str, str, bool]] = [(self._image.store, "run/images", True)]
+        if packages is not None:
+            binds.append((packages, "run/packages", True))
+            volume = f"/run/packages:/usr/local/lib/python{self._image.python}/dist-packages:ro"
+            files["/etc/containers/containers.conf.d/packages.conf"] = (
+                f'[containers]\nvolumes = ["{volume}"]\n'.encode()
+            )
         return self._made(name, name, ["/sbin/init"], environment, layers, files, binds, memory, metadata, gpus)
 
     def reach(self, url: str) -> str:
