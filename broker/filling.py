@@ -16,10 +16,10 @@ FIELDS = ("file_mounts", "workdir", "checkpoint.path", "outputs", "home")
 _NAMED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 
 
-def fill(plain: dict[str, Any], hidden: Callable[[str], Any]) -> list[Problem]:
+def fill(plain: dict[str, Any], hidden: Callable[[str, str], bool]) -> list[Problem]:
     """Fill in the file's plain map, in place; what cannot be filled in is left as it is and told.
 
-    hidden: is the value of an env of that name kept from people? Such a value is never put into a path.
+    hidden: is an env, by its name and value, kept from people? Such a value is never put into a path.
     """
     envs = plain.get("envs")
     filler = _Filler(envs if isinstance(envs, dict) else {}, hidden)
@@ -34,7 +34,7 @@ def fill(plain: dict[str, Any], hidden: Callable[[str], Any]) -> list[Problem]:
 
 
 class _Filler:
-    def __init__(self, envs: Mapping[str, str], hidden: Callable[[str], Any]) -> None:
+    def __init__(self, envs: Mapping[str, str], hidden: Callable[[str, str], bool]) -> None:
         self.envs, self.hidden = envs, hidden
         self.problems: list[Problem] = []
 
@@ -62,7 +62,7 @@ class _Filler:
         name = found[1]
         if name not in self.envs:
             self.problems.append(Problem(path, f"{found[0]}: envs has no {name}", f"add --env {name}=…, or it to envs"))
-        elif self.hidden(name):
+        elif self.hidden(name, self.envs[name]):
             self.problems.append(Problem(path, f"{found[0]}: {name} is kept from people, so it cannot be in a path"))
         else:
             return self.envs[name]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker.config import Config
-from broker.task import HIDDEN
+from broker.guest.mask import sensitive
 
 PATTERNS = (
     ("address", re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")),
@@ -59,7 +59,7 @@ class Redactor:
 def private_values(config: Config, provider: str) -> list[str]:
     """Everything that this installation knows to be secret: keys, settings, the environment's, and who runs it."""
     found = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "HOSTNAME", "HOME")]
-    found += [value for name, value in os.environ.items() if HIDDEN.search(name)]
+    found += [value for name, value in os.environ.items() if sensitive(name, value)]
     found += [*config.home_config.values(), config.database, config.home, str(config.state)]
     found += [str(value) for value in config.provider(provider).values() if isinstance(value, str)]
     for path in (config.state / "keys").glob("*"):

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
+from broker.guest.mask import sensitive
 from broker.mounts import Mount
 from broker.notify import Notify
 from broker.offer import Market, OfferQuery, Trust
@@ -48,7 +49,6 @@ RESERVED = frozenset(
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 STEP_EXAMPLE = r"for instance `step: 'step (\d+)'`"
-HIDDEN = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 # An env that is hidden for its name alone, such as TOKENIZERS_PARALLELISM=false, needs no trust.
 SHORTEST_SECRET = 8
 
@@ -350,15 +350,20 @@ class Task:
     def hidden(self) -> tuple[str, ...]:
         """Values never shown to people: all secrets, and envs whose names contain KEY, TOKEN, SECRET or PASSWORD."""
         envs = {**self.envs, **(self.rehearse.envs if self.rehearse else {})}
-        values = [*self.secrets.values(), *(value for name, value in envs.items() if HIDDEN.search(name))]
+        values = [*self.secrets.values(), *(value for name, value in envs.items() if sensitive(name, value))]
         return tuple(sorted({value for value in values if value}))
 
     def with_hidden_sealed(self) -> Task:
-        """The same task with the envs that people never see among its secrets, so that they are kept as secrets are."""
-        moved = {name: value for name, value in self.envs.items() if HIDDEN.search(name)}
+        """The same task with the envs that people never see among its secrets, so that they are kept as secrets are.
+
+        Of `rehearse.envs`, which only a rehearsal sets, and among envs, it keeps those that people may see.
+        """
+        if self.rehearse is not None and (shown := _shown(self.rehearse.envs)) != self.rehearse.envs:
+            return replace(self, rehearse=replace(self.rehearse, envs=shown)).with_hidden_sealed()
+        moved = {name: value for name, value in self.envs.items() if sensitive(name, value)}
         if not moved:
             return self
-        envs = {name: value for name, value in self.envs.items() if name not in moved}
+        envs = _shown(self.envs)
         plain = {name: Trust.COMMUNITY for name, value in moved.items() if len(value) < SHORTEST_SECRET}
         return replace(self, envs=envs, secrets={**moved, **self.secrets}, trust={**plain, **self.trust})
 
@@ -495,6 +500,10 @@ def _environment_problems(where: str, values: Mapping[str, str]) -> Iterator[Pro
     """Never shows a value: it may be a secret."""
     for name, value in values.items():
         place = f"{where}.{name}"
+def _shown(envs: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in envs.items() if not sensitive(name, value)}
+
+
         if not isinstance(name, str) or not NAME.fullmatch(name):
             yield Problem(where, f"{name!r} cannot be the name of an environment variable: letters, digits, _")
         elif name in RESERVED:

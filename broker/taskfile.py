@@ -35,6 +35,7 @@ from broker.fields import (
 )
 from broker.filling import fill
 from broker.mounts import Mount
+from broker.guest.mask import sensitive
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
 from broker.schedule import Schedule, Window
@@ -137,7 +138,7 @@ class _Reader:
 
     def fill(self) -> None:
         """Fill in `${NAME}` where the broker reads the text."""
-        for problem in fill(self.plain, HIDDEN.search):
+        for problem in fill(self.plain, sensitive):
             line, column = self.document.place(_steps(problem.field))
             self.problems.append(problem._replace(line=line, column=column))
 
@@ -288,6 +289,9 @@ class _Reader:
             self._at(("workdir",), "workdir", "must be a folder, or a map with the url of a git repository")
         elif given is not None and given.path is not None and not (folder := self._here(given.path)).is_dir():
             self._at(("workdir",), "workdir", f"no such folder: {folder}")
+        elif given is not None and given.url is not None and sensitive("", given.url):
+            fix = "put it into secrets, and clone the repository in setup with it"
+            self._at(("workdir", "url"), "workdir.url", "holds a password, which logs and lists would show", fix)
 
     def _at(self, path: tuple[str | int, ...], field: str, message: str, fix: str = "") -> None:
         self.problems.append(Problem(field, message, fix, *self.document.place(path)))

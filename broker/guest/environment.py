@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.guest.bootfile import Boot
+from broker.guest.mask import sensitive
 from broker.guest.spec import Spec
 from broker.interval import interval
 
-SENSITIVE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 OURS = re.compile(r"^(SPOTBROKER_(?!MACHINE$)|BROKER_|AWS_|AZURE_|GOOGLE_|GCLOUD_|CLOUDSDK_|VAST_|RUNPOD_)")
 SHELLS = {"_", "SHLVL", "PWD", "OLDPWD", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"}
 
@@ -23,7 +23,7 @@ def mark(job: str, generation: int) -> str:
 
 def base(machine: Mapping[str, str]) -> dict[str, str]:
     """What a job may see of the machine's own environment: an image's settings, not its provider's credentials."""
-    return {k: v for k, v in machine.items() if k not in SHELLS and not OURS.match(k) and not SENSITIVE.search(k)}
+    return {k: v for k, v in machine.items() if k not in SHELLS and not OURS.match(k) and not sensitive(k)}
 
 
 def program(
@@ -73,5 +73,5 @@ def say_every(progress: Path, boot: Boot, spec: Spec, save: float | None) -> Non
 
 
 def masked_values(boot: Boot, spec: Spec) -> list[str]:
-    """The values that no log may show: secrets always, envs by their names."""
-    return [*boot.secrets.values(), *(v for k, v in spec.envs.items() if SENSITIVE.search(k))]
+    """The values that no log may show: secrets always, envs that count as such."""
+    return [*boot.secrets.values(), *(v for k, v in spec.envs.items() if sensitive(k, v))]

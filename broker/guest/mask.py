@@ -1,15 +1,28 @@
-"""`Mask`: takes secret values out of a stream of bytes, also where a value is cut by the border of two chunks."""
+"""What is secret, and `Mask`, which takes it out of a stream of bytes, also where a value is cut by the border of two
+chunks.
+"""
 
 from __future__ import annotations
 
+import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
 LEAST = 4  # values shorter than this are left: masking "on" or "1" would hide the log itself
 LEAST_LINE = 2 * LEAST  # and shorter lines of a longer value: its lines are often common words
 SHOWN = b"***"
+SENSITIVE = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|(?:^|_)(?:AUTH|PASS|PAT|PWD)$", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^\s/?#:@]*:([^\s/?#@]+)@")  # user and password in an address
+_SHELL = re.compile(r'(["$`\\])')
+_ESCAPE = re.compile(r"%[0-9A-F]{2}")
+
+
+def sensitive(name: str, value: str = "") -> bool:
+    """Does a variable count as a secret: for its name, or for an address in it with a password?"""
+    return bool(SENSITIVE.search(name) or _LOGIN.search(value))
 
 
 def too_short(secrets: Mapping[str, str]) -> tuple[str, ...]:
@@ -29,19 +42,31 @@ def _unmasked(value: str) -> bool:
 
 def _spellings(value: str) -> set[bytes]:
     """A value as programs print it inside other text."""
-    written = (
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
-        repr(value)[1:-1],
-        quote(value, safe="", errors="surrogateescape"),
-        quote_plus(value, errors="surrogateescape"),
-    )
+    data = value.encode("utf-8", "surrogateescape")
+    inside = (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value), repr(data)[1:], shlex.quote(value))
+    escaped = [quote(data, safe=safe) for safe in ("", "/")] + [quote_plus(data, safe=safe) for safe in ("", "/")]
+    escaped += [_ESCAPE.sub(lambda found: found[0].lower(), text) for text in escaped]
+    written = {
+        *(text[1:-1] if text[0] in "\"'" else text for text in inside),
+        json.dumps(value)[1:-1].replace("/", "\\/"),
+        *escaped,
+        html.escape(value),
+        _SHELL.sub(r"\\\1", value),  # as bash's `declare -p` and `export -p` do
+        value.replace("'", "'\\''"),  # as its `set -x` does
+    }
     return {text.encode("utf-8", "surrogateescape") for text in written}
+
+
+def _whole(values: Iterable[str]) -> Iterator[str]:
+    """The values, and passwords within them that are long enough not to be words of the log."""
+    for value in values:
+        yield value
+        yield from (word for word in _LOGIN.findall(value) if len(word) >= LEAST_LINE)
 
 
 class Mask:
     """One stream's mask. Values of several lines are also masked line by line, since logs are read by lines, and every
-    value also as JSON, URLs and Python's `repr` write it.
+    value also as JSON, URLs, HTML, shells and Python's `repr` write it.
 
     Known limit: a value inside base64 or another encoding is not found.
     """
@@ -55,7 +80,7 @@ class Mask:
     def extend(self, values: Iterable[str]) -> None:
         """Mask these too, from here on."""
         raw = set(self.values)
-        for value in values:
+        for value in _whole(values):
             data = value.encode("utf-8", "surrogateescape")
             raw |= {data, data.strip(), *_spellings(value), *_spellings(value.strip())}
             if b"\n" in data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from broker import guest
 from broker.guest.clock import Clock
 from broker.guest.ending import Cause, judge
 from broker.guest.log import Log
-from broker.guest.mask import SHOWN, Mask, too_short
+from broker.guest.mask import SHOWN, Mask, sensitive, too_short
 from broker.guest.notice import Notices
 from broker.guest.program import Exit
 from broker.guest.restarts import Again, Restarts
@@ -102,6 +103,39 @@ def test_values_are_masked_as_other_text_quotes_them() -> None:
         assert "abcDEFghi0001" not in mask.text(shown)
     url = f"https://u:{quote(secret, safe='')}@host/?p={quote_plus(secret)}&q=kept"
     assert mask.text(url) == "https://u:***@host/?p=***&q=kept"
+
+
+@pytest.mark.parametrize("secret", ["ab/cd+ef/0007==", "p\"q'$x\\0007", "a<b&c 0007", "wörd/0007"])
+def test_what_no_program_writes_on_purpose_is_masked_too(secret: str) -> None:
+    """The usual `quote` leaves slashes, others write small hex; HTML, PHP's JSON, bytes, `export -p` and `set -x`."""
+    traced = subprocess.run(
+        ["bash", "-xc", 'export -p | grep V=; : "$V"'],
+        env={"V": secret, "PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+    )
+    written = [
+        quote(secret),
+        quote(secret, safe="").lower(),
+        html.escape(secret),
+        json.dumps(secret).replace("/", "\\/"),
+    ]
+    written += [repr(secret.encode()), traced.stdout.decode(), traced.stderr.decode()]
+    shown = Mask([secret]).text("\n".join(written))
+    assert "0007" not in shown
+    assert quote(secret).lower() not in shown
+
+
+def test_what_counts_as_a_secret() -> None:
+    names = ("HF_TOKEN", "wandb_api_key", "DB_PASSWD", "GH_PAT", "MYSQL_PWD", "PASSPHRASE", "NPM_AUTH", "CREDENTIALS")
+    assert all(sensitive(name) for name in names)
+    assert not any(
+        sensitive(name, "/x") for name in ("PATH", "PYTHONPATH", "SSH_AUTH_SOCK", "AUTHOR", "PASSES", "PATIENCE")
+    )
+    assert sensitive("DATABASE_URL", "postgres://bob:hunter22@db/x")
+    assert sensitive("PROXY", "http://:hunter22@proxy:3128")
+    assert not sensitive("URL", "http://host:8080/a@b:c@d")
+    assert b"hunter22" not in Mask(["postgres://bob:hunter22@db/x"]).feed(b"password=hunter22\n")
 
 
 def test_the_earlier_of_boot_and_store_time_ends_the_machine():

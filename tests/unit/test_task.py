@@ -425,6 +425,25 @@ def test_a_secret_may_name_the_trust_that_it_needs(tmp_path: Path) -> None:
     assert Task.from_json({k: v for k, v in task.to_json().items() if k != "trust"}).trust == {}
 
 
+def test_a_job_keeps_no_secret_in_the_open() -> None:
+    """Not for its name, not for an address in it, and not what only a rehearsal would set."""
+    envs = {"DB_PASSWD": "pw-0001", "DATABASE_URL": "postgres://bob:pw-0002@db/x", "SHOWN": "yes"}
+    rehearsed = Rehearse(envs={"OTHER_API_KEY": "pw-0003", "MAX_STEPS": "9"})
+    task = Task(run="x", spot="never", envs=envs, rehearse=rehearsed).with_hidden_sealed()
+    assert "pw-0" not in json.dumps(task.to_json())
+    assert set(task.secrets) == {"DB_PASSWD", "DATABASE_URL"}
+    assert task.rehearse is not None
+    assert task.rehearse.envs == {"MAX_STEPS": "9"}
+
+
+def test_a_password_in_a_repositorys_address_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("run: x\nspot: never\nworkdir: {url: 'https://me:ghp_0001@git.example/x.git'}\n")
+    with pytest.raises(TaskError, match=r"t.yaml:3:16: workdir.url: holds a password") as told:
+        Task.from_yaml(file)
+    assert "ghp_0001" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("secret", "message"),
     [
