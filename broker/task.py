@@ -21,6 +21,7 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
+from broker.folders import cache_problems
 from broker.guest.mask import sensitive
 from broker.mounts import Mount
 from broker.notify import Notify
@@ -490,6 +491,10 @@ def _resources(data: Iterable[Mapping[str, Any]]) -> tuple[Resources, ...]:
     return tuple(Resources(**{**wish, "infra": tuple(wish["infra"])}) for wish in data)
 
 
+def _shown(envs: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in envs.items() if not sensitive(name, value)}
+
+
 def _inside(pattern: str) -> bool:
     """Is this a relative path or glob that stays inside its folder?"""
     path = PurePosixPath(pattern)
@@ -500,10 +505,6 @@ def _environment_problems(where: str, values: Mapping[str, str]) -> Iterator[Pro
     """Never shows a value: it may be a secret."""
     for name, value in values.items():
         place = f"{where}.{name}"
-def _shown(envs: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in envs.items() if not sensitive(name, value)}
-
-
         if not isinstance(name, str) or not NAME.fullmatch(name):
             yield Problem(where, f"{name!r} cannot be the name of an environment variable: letters, digits, _")
         elif name in RESERVED:

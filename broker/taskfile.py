@@ -34,8 +34,8 @@ from broker.fields import (
     explained,
 )
 from broker.filling import fill
-from broker.mounts import Mount
 from broker.guest.mask import sensitive
+from broker.mounts import Mount
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
 from broker.schedule import Schedule, Window
@@ -287,11 +287,11 @@ class _Reader:
             self._at(("workdir",), "workdir", "names a folder and a repository", "keep one of the two")
         elif given is not None and given.path is None and given.url is None:
             self._at(("workdir",), "workdir", "must be a folder, or a map with the url of a git repository")
-        elif given is not None and given.path is not None and not (folder := self._here(given.path)).is_dir():
-            self._at(("workdir",), "workdir", f"no such folder: {folder}")
         elif given is not None and given.url is not None and sensitive("", given.url):
             fix = "put it into secrets, and clone the repository in setup with it"
             self._at(("workdir", "url"), "workdir.url", "holds a password, which logs and lists would show", fix)
+        elif given is not None and given.path is not None and not (folder := self._here(given.path)).is_dir():
+            self._at(("workdir",), "workdir", f"no such folder: {folder}")
 
     def _at(self, path: tuple[str | int, ...], field: str, message: str, fix: str = "") -> None:
         self.problems.append(Problem(field, message, fix, *self.document.place(path)))
