@@ -21,7 +21,6 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
-from broker.folders import cache_problems
 from broker.guest.mask import sensitive
 from broker.mounts import Mount
 from broker.notify import Notify
@@ -349,7 +348,7 @@ class Task:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """Values never shown to people: all secrets, and envs whose names contain KEY, TOKEN, SECRET or PASSWORD."""
+        """Values never shown to people: all secrets, and envs that count as such."""
         envs = {**self.envs, **(self.rehearse.envs if self.rehearse else {})}
         values = [*self.secrets.values(), *(value for name, value in envs.items() if sensitive(name, value))]
         return tuple(sorted({value for value in values if value}))

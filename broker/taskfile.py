@@ -39,7 +39,7 @@ from broker.mounts import Mount
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
 from broker.schedule import Schedule, Window
-from broker.task import HIDDEN, NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
+from broker.task import NAME, Checkpoint, InvalidTaskError, Rehearse, Task, Work
 
 LIMIT = 1_000_000  # bytes: what is bigger is no task file
 PLAIN = re.compile(r"[\w./~-]+")  # text that YAML needs no quotes for
