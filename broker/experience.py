@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from broker.offer import Market, Offer, OfferQuery
+from broker.offer import Market, Offer, OfferQuery, hourly_of
 from broker.policy.due import zone
 from broker.policy.hazard import Experience, Seen, ran
 from broker.policy.infra import matcher as within_infra
@@ -278,7 +278,7 @@ class Records:
             at, together[row.zone] = row.at, row.up
         if at is not None:
             sky.see(at / 3600, together)
-        return sky, {name: offer["price"] + offer["disk_price"] for name, offer in last.items()}
+        return sky, {name: hourly_of(offer) for name, offer in last.items()}
 
     # Decisions
 

@@ -207,7 +207,8 @@ def _charged(instance: Instance, offer: Offer) -> float:
     if instance.hourly > 0:
         return instance.hourly
     on_demand = float(offer.extra.get("on_demand") or 0.0)
-    return offer.hourly if instance.market is offer.market else max(offer.hourly, on_demand + offer.disk_price)
+    beside = offer.hourly - offer.price
+    return offer.hourly if instance.market is offer.market else max(offer.hourly, on_demand + beside)
 
 
 def _makes_room(state: JobState, old: Held, now: float) -> JobState:

@@ -5,6 +5,7 @@ Money is USD per hour, memory GiB, time seconds since the epoch. Each provider c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,8 +35,9 @@ class Trust(StrEnum):
 class Offer:
     """Something rentable now.
 
-    price: USD per hour of the whole machine without its disk.
-    disk_price: USD per hour of the disk that the query asked for.
+    price: USD per hour of the whole machine without its disk and its address.
+    disk_price: USD per hour of the disk that the query asked for. address_price: USD per hour of its public
+    address, where its provider charges for that.
     interruption: chance of being taken back per hour, where the provider or experience says so.
     notice: seconds of warning before the machine is taken back; None where there is none.
     ends_at: when the host stops being rentable, seconds since the epoch.
@@ -54,6 +56,7 @@ class Offer:
     market: Market
     price: float
     disk_price: float = 0.0
+    address_price: float = 0.0
     gpu: str | None = None
     gpu_count: int = 0
     gpu_memory: float = 0.0
@@ -80,8 +83,8 @@ class Offer:
 
     @property
     def hourly(self) -> float:
-        """USD per hour of the whole machine, its disk included."""
-        return self.price + self.disk_price
+        """USD per hour of the whole machine, its disk and its address included."""
+        return self.price + self.disk_price + self.address_price
 
     @property
     def where(self) -> str:
@@ -94,6 +97,11 @@ class Offer:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Offer:
         return cls(**{**data, "market": Market(data["market"]), "trust": Trust(data.get("trust", "cloud"))})
+
+
+def hourly_of(written: Mapping[str, Any]) -> float:
+    """`Offer.hourly` of an offer as `to_json` has it."""
+    return float(written["price"] + written["disk_price"] + written.get("address_price", 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from broker.errors import ConfigError, JobNotFound
+from broker.offer import hourly_of
 from broker.policy.budget import STRAY, UNCLEAR, Bill
 
 metadata = sa.MetaData()
@@ -421,7 +422,7 @@ class Store:
 def claimed(request: Mapping[str, Any]) -> float:
     """USD per hour that a launch whose machine is not known yet may cost: the dearest of those that may win."""
     offers = (request["offer"], *(request.get("any_of") or ()))
-    return max(float(offer["price"] + offer["disk_price"]) for offer in offers)
+    return max(hourly_of(offer) for offer in offers)
 
 
 def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, int], Bill]:

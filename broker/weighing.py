@@ -115,11 +115,11 @@ def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, task:
     mine = next((c for c in decision.ranked if c.offer.key == live.offer), None)
     if mine is None:
         return stay
-    disk = mine.offer.disk_price
-    standing = live.hourly - disk if live.bid is None else live.bid
+    beside = mine.offer.hourly - mine.offer.price
+    standing = live.hourly - beside if live.bid is None else live.bid
     hazard = mine.finish.hazard if mine.finish is not None else outlook.hazard(mine.offer, world.clock())
     others = [c for c in decision.ranked if c is not mine]
-    highest = capped(limit(mine, others, outlook.wish.prospect, hazard, running=True), task.max_price) - disk
+    highest = capped(limit(mine, others, outlook.wish.prospect, hazard, running=True), task.max_price) - beside
     new = raised(standing, highest, float(mine.offer.extra.get("bid_floor", mine.offer.price)))
     if new is None:
         return stay
@@ -132,8 +132,8 @@ def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, task:
         return stay
     _say(stay, world, f"bids {money(new)} instead of {money(standing)} for {live.where}: a move would cost more")
     # The hours before at the old price are booked at the new one: never too low, and a budget holds.
-    world.store.update_placement(stay.job, live.generation, hourly=new + disk)
-    dearer = replace(live, bid=new, hourly=new + disk)
+    world.store.update_placement(stay.job, live.generation, hourly=new + beside)
+    dearer = replace(live, bid=new, hourly=new + beside)
     return replace(stay, live=paid_for(dearer, stay, task, world))
 
 

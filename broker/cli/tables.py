@@ -128,12 +128,20 @@ def saving(offer: Offer, usual: Mapping[str, float]) -> str:
     price = usual.get(offer.key.rpartition("/")[0], offer.extra.get("on_demand"))
     if offer.market is not Market.SPOT or not isinstance(price, int | float) or price <= 0:
         return ""
-    return f"{1 - offer.hourly / (price + offer.disk_price):.0%}"
+    return f"{1 - offer.hourly / (price + offer.hourly - offer.price):.0%}"
+
+
+def price_parts(offers: Sequence[Offer]) -> dict[str, Callable[[Offer], float]]:
+    """The parts of an hour's price by their column; an address only where one costs anything."""
+    parts: dict[str, Callable[[Offer], float]] = {"MACHINE": lambda o: o.price, "DISK": lambda o: o.disk_price}
+    if any(offer.address_price for offer in offers):
+        parts["ADDRESS"] = lambda o: o.address_price
+    return parts
 
 
 def offers_table(offers: Sequence[Offer], width: int) -> Table:
     """What can be rented now, one line per offer; USD per hour, on a narrow screen without the parts of the price."""
-    parts = ("MACHINE", "DISK") if width >= WIDE else ()
+    parts = price_parts(offers) if width >= WIDE else {}
     cards = any(offer.gpu for offer in offers)
     usual = {o.key.rpartition("/")[0]: o.price for o in offers if o.market is Market.ON_DEMAND}
     signs: dict[str, Callable[[Offer], str]] = {
@@ -147,7 +155,7 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
     made = table(
         "#", "WHERE", "TYPE", "HAS", "MARKET", *parts, "USD/h", *(["USD/GPU-h"] if cards else []),
         *signs, "NOTICE", *more,
-        right=("#", "MACHINE", "DISK", "USD/h", "USD/GPU-h", "SAVES", "NOTICE"), fold=("HAS",),
+        right=("#", *parts, "USD/h", "USD/GPU-h", "SAVES", "NOTICE"), fold=("HAS",),
     )  # fmt: skip
     for rank, offer in enumerate(offers, 1):
         spot = offer.market is Market.SPOT
@@ -155,7 +163,7 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
         per_card = [price(offer.hourly / max(offer.gpu_count, 1))] if cards else []
         made.add_row(
             str(rank), place(offer), offer.instance_type, shape(offer), market(offer.market),
-            *((price(offer.price), price(offer.disk_price)) if parts else ()), price(offer.hourly), *per_card,
+            *(price(part(offer)) for part in parts.values()), price(offer.hourly), *per_card,
             *(show(offer) for show in signs.values()), notice,
             *([str(offer.trust)] if "TRUST" in more else []), *([mark(offer.blocked)] if "RENT" in more else []),
             style="dim" if offer.blocked else None,
@@ -172,16 +180,17 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
     """The ranked offers with full prices and what finishing costs where that is known, then what was passed over."""
     decision = plan.decision
     known = bool(decision.ranked and decision.ranked[0].finish)
+    parts = price_parts([*(entry.offer for entry in decision.ranked), *(entry.offer for entry in decision.rejected)])
     made = table(
-        "#", "WHERE", "TYPE", "MARKET", "MACHINE", "DISK", "USD/h", *(["TO FINISH"] if known else []), "WHY",
-        right=("#", "MACHINE", "DISK", "USD/h", "TO FINISH"), fold=("WHY",),
+        "#", "WHERE", "TYPE", "MARKET", *parts, "USD/h", *(["TO FINISH"] if known else []), "WHY",
+        right=("#", *parts, "USD/h", "TO FINISH"), fold=("WHY",),
     )  # fmt: skip
     ranked = decision.ranked if everything else decision.ranked[:RANKED]
     for rank, candidate in enumerate(ranked, 1):
         offer = candidate.offer
         made.add_row(
-            str(rank), place(offer), offer.instance_type, market(offer.market), price(offer.price),
-            price(offer.disk_price), price(candidate.cost),
+            str(rank), place(offer), offer.instance_type, market(offer.market),
+            *(price(part(offer)) for part in parts.values()), price(candidate.cost),
             *([money(candidate.finish.total) if candidate.finish else ""] if known else []),
             why(candidate, decision.ranked[0], rank),
             style="bold green" if rank == 1 else None,
@@ -192,8 +201,9 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
     for entry in rejected if everything else rejected[:REJECTED]:
         offer = entry.offer
         made.add_row(
-            "–", place(offer), offer.instance_type, market(offer.market), price(offer.price),
-            price(offer.disk_price), price(entry.cost), *([""] if known else []), entry.reason, style="dim",
+            "–", place(offer), offer.instance_type, market(offer.market),
+            *(price(part(offer)) for part in parts.values()), price(entry.cost), *([""] if known else []), entry.reason,
+            style="dim",
         )  # fmt: skip
     if not everything and len(rejected) > REJECTED:
         made.add_row("", f"… {len(rejected) - REJECTED} more passed over", style="dim")
@@ -203,7 +213,7 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
 def parts_table(ranked: Sequence[Candidate]) -> Table:
     """What finishing is expected to cost, one line per candidate and one column per part; USD, and hours."""
     costs = [candidate.finish for candidate in ranked if candidate.finish is not None]
-    names = [name for name in costs[0]._fields[:9] if any(name in cost.parts for cost in costs)]
+    names = [name for name in costs[0]._fields if any(name in cost.parts for cost in costs)]
     heads = [name.upper() for name in names]
     made = table(
         "#", "WHERE", "MARKET", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h",

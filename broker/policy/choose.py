@@ -135,7 +135,7 @@ class _Sieve:
         self.usable_on_demand: dict[tuple[str, str, str, str], float] = {}
 
     def take(self, offer: Offer) -> None:
-        cost = offer.price + offer.disk_price
+        cost = offer.hourly
         alternative, kind, reason = self._fit(offer)
         if not kind:
             kind, reason = self._refusal(offer, cost)
@@ -200,7 +200,7 @@ class _Sieve:
         return 0, kind, "; ".join(dict.fromkeys(reasons))
 
     def _refusal(self, offer: Offer, cost: float) -> tuple[Kind | None, str]:
-        if not math.isfinite(cost) or offer.disk_price < 0:
+        if not math.isfinite(cost) or offer.disk_price < 0 or offer.address_price < 0:
             return Kind.PRICELESS, "its price is unknown"
         if offer.ends_at is not None and offer.ends_at < self.now + SHORTEST_LIFE:
             return Kind.ENDING, f"its host stops being rentable at {clock(offer.ends_at)}"

@@ -37,15 +37,17 @@ RESTART = 5 / 60
 class Cost(NamedTuple):
     """The expected cost of finishing, in its parts, which add up to `total`.
 
-    machine and disk: of the work itself. rework: work done again. restarts: from each launch to its first step, the
-    first one included. egress: what the home charges for checkpoints that are restored. download and upload: what the
-    machine's host charges. minimum: billed though not used. later: the work after this host has ended, elsewhere.
-    hours: until done. moves: losses expected on the way, a host's end included. ends: whether the host ends before.
+    machine, disk and address: of the work itself. rework: work done again. restarts: from each launch to its first
+    step, the first one included. egress: what the home charges for checkpoints that are restored. download and upload:
+    what the machine's host charges. minimum: billed though not used. later: the work after this host has ended,
+    elsewhere. hours: until done. moves: losses expected on the way, a host's end included. ends: whether the host ends
+    before.
     per_hour_of_progress: the total by the hours of work, as they count on a card of speed 1.
     """
 
     machine: float
     disk: float
+    address: float
     rework: float
     restarts: float
     egress: float
@@ -63,7 +65,7 @@ class Cost(NamedTuple):
     @property
     def parts(self) -> dict[str, float]:
         """By name, those that cost anything."""
-        return {name: usd for name, usd in zip(self._fields[:9], self[:9], strict=True) if usd}
+        return {name: usd for name, usd in zip(self._fields[:10], self[:10], strict=True) if usd}
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict()
@@ -135,12 +137,13 @@ def expected(
         life = max(0.0, offer.ends_at - now) / 3600
         if life < course.hours - _SMALL:
             course, ends, left = _ended(course, life, lost_hours, restart_hours, elsewhere=after is not None)
-    hourly = offer.price + offer.disk_price
+    hourly = offer.price + offer.disk_price + offer.address_price
     moves = course.losses + ends
     minimum = max(0.0, minimum_hours * (moves + 1) - course.hours) * hourly if minimum_hours else 0.0
     parts = (
         course.work * offer.price,
         course.work * offer.disk_price,
+        course.work * offer.address_price,
         course.lost * hourly,
         course.starting * hourly,
         (moves + resumed) * checkpoint_gib * egress_per_gib,

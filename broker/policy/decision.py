@@ -79,7 +79,9 @@ class Candidate:
         """One line for people."""
         offer = self.offer
         spot = offer.market is Market.SPOT
-        parts = f" (machine {offer.price:.4f} + disk {offer.disk_price:.4f})" if offer.disk_price else ""
+        beside = {"disk": offer.disk_price, "address": offer.address_price}
+        parts = "".join(f" + {name} {usd:.4f}" for name, usd in beside.items() if usd)
+        parts = f" (machine {offer.price:.4f}{parts})" if parts else ""
         text = f"{self.taken}, " if self.taken else ""
         text += f"{'spot' if spot else 'on-demand'} in {offer.where} at {self.cost:.4f} USD/h{parts}"
         if spot and self.on_demand:

@@ -40,8 +40,8 @@ class Reckoning:
         line = self._lines.get(kind)
         if line is None:
             cost = self.cost(offer)
-            line = self._lines[kind] = (cost.total - cost.hours * (offer.price + offer.disk_price), cost.hours)
-        return line[0] + line[1] * (offer.price + offer.disk_price)
+            line = self._lines[kind] = (cost.total - cost.hours * offer.hourly, cost.hours)
+        return line[0] + line[1] * offer.hourly
 
     def by_cost(self, offers: Iterable[Offer]) -> list[Offer]:
         """The offers by what finishing costs with them, the cheapest first."""

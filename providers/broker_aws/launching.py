@@ -126,7 +126,8 @@ def spot_options(request: LaunchRequest) -> dict[str, Any]:
     """One machine, once, gone when it is taken back; a bid only where one was made (EC2's own is the list price)."""
     options: dict[str, Any] = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     if request.bid is not None:
-        options["MaxPrice"] = f"{max(request.bid - request.offer.disk_price, 0.0001):.6f}"
+        beside = request.offer.hourly - request.offer.price
+        options["MaxPrice"] = f"{max(request.bid - beside, 0.0001):.6f}"
     return options
 
 

@@ -191,6 +191,7 @@ def _composed(region: Region, query: OfferQuery, bands: Mapping[str, int], now: 
                 market=market,
                 price=price,
                 disk_price=math.ceil(disk) * region.disk_price,
+                address_price=prices.ADDRESS if zone.public else 0.0,
                 gpu=machine.gpu,
                 gpu_count=machine.gpu_count,
                 gpu_memory=machine.gpu_memory,

@@ -24,6 +24,7 @@ from broker_aws.zones import digest
 LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 PRICE_LIST_REGION = "us-east-1"  # one of the few that answer for all regions
 MONTH = 730.0  # hours of a month, by which AWS reckons disks
+ADDRESS = 0.005  # USD per hour of a public IPv4 address, in every region (Amazon VPC pricing, since February 2024)
 USUAL_DISK = 0.08 / MONTH  # USD per GiB and hour: gp3 in us-east-1, where the price list does not answer
 
 

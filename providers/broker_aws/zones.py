@@ -26,12 +26,15 @@ OPTED_IN = ("opt-in-not-required", "opted-in")
 @dataclass(frozen=True, slots=True)
 class Zone:
     """group: what the price list calls the place of a local zone; empty in an ordinary zone, which has the region's
-    prices. subnet: the one that machines go to; empty for the default VPC's."""
+    prices. subnet: the one that machines go to; empty for the default VPC's. public: machines get a public
+    address there.
+    """
 
     name: str
     id: str
     group: str = ""
     subnet: str = ""
+    public: bool = True
 
 
 class Zones:
@@ -93,18 +96,19 @@ class Zones:
             return zones
         subnets = self._subnets(region, self.settings.subnets[region])
         return {
-            name: Zone(name, zones[name].id, zones[name].group, subnet)
-            for subnet, name in subnets.items()
+            name: Zone(name, zones[name].id, zones[name].group, subnet, public)
+            for subnet, (name, public) in subnets.items()
             if name in zones
         }
 
-    def _subnets(self, region: str, ids: Sequence[str]) -> dict[str, str]:
-        """Subnet → its zone's name, of two in one zone the first comes last, and so counts."""
+    def _subnets(self, region: str, ids: Sequence[str]) -> dict[str, tuple[str, bool]]:
+        """Subnet → its zone's name and whether it gives public addresses; of two in one zone the first counts, as it
+        comes last."""
 
-        def fetch() -> dict[str, str]:
+        def fetch() -> dict[str, tuple[str, bool]]:
             with translated(region=region):
                 answer = self.account.client("ec2", region).describe_subnets(SubnetIds=list(ids))
-            return {one["SubnetId"]: one["AvailabilityZone"] for one in answer["Subnets"]}
+            return {one["SubnetId"]: (one["AvailabilityZone"], one["MapPublicIpOnLaunch"]) for one in answer["Subnets"]}
 
         found = self.kept.get(f"subnets-{region}-{'-'.join(ids)}", HOUR, fetch)
         return {subnet: found[subnet] for subnet in reversed(ids) if subnet in found}

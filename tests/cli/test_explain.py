@@ -17,7 +17,7 @@ def test_the_parts_of_each_candidate(cli: Cli) -> None:
     totals = [entry["finish"]["total"] for entry in plan["ranked"]]
     assert totals == sorted(totals)
     finish = plan["ranked"][0]["finish"]
-    parts = ("machine", "disk", "rework", "restarts", "egress", "download", "upload", "minimum", "later")
+    parts = ("machine", "disk", "address", "rework", "restarts", "egress", "download", "upload", "minimum", "later")
     assert sum(finish[name] for name in parts) == pytest.approx(finish["total"])
     assert finish["restarts"] == 0, "a simulated machine starts at once"
 

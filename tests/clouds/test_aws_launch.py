@@ -138,13 +138,13 @@ def test_settings_reach_the_launch(aws: Aws, tmp_path: Path) -> None:
     assert "Placement.AvailabilityZone" not in sent
 
 
-def test_a_bid_is_the_machines_without_its_disk(aws: Aws, provider: AwsProvider) -> None:
+def test_a_bid_is_the_machines_without_its_disk_and_its_address(aws: Aws, provider: AwsProvider) -> None:
     offer = spot_offer(provider)
     with pytest.raises(NoCapacity, match="SpotMaxPriceTooLow"):
         provider.launch(replace(request_for(offer), bid=offer.hourly * 0.9))
     provider.launch(replace(request_for(offer), bid=offer.hourly * 1.01))
     asked = float(aws.world.sent("RunInstances")[-1]["InstanceMarketOptions.SpotOptions.MaxPrice"])
-    assert offer.price < asked < offer.price * 1.02
+    assert asked == pytest.approx(offer.price + 0.01 * offer.hourly, abs=1e-6)
     assert rented(aws) == 1
 
 

@@ -18,6 +18,7 @@ from broker.offer import Market, Offer, OfferQuery
 from broker.policy.choose import Memory, Wish, choose
 from broker.policy.hazard import advisor
 from broker.provider import PartialOffers
+from broker.testing.conformance import request_for
 from broker_aws import AwsProvider
 
 H100 = OfferQuery(gpu="H100", gpu_count=8)
@@ -183,6 +184,7 @@ def test_the_disk_is_priced_and_as_large_as_the_image_needs(known: AwsProvider) 
     (tiny, *_) = known.offers(replace(L4, disk=2.0, infra=EAST))
     assert tiny.disk == 8
     assert tiny.disk_price == pytest.approx(8 * 0.08 / 730)
+    assert (tiny.address_price, tiny.hourly) == (0.005, pytest.approx(tiny.price + tiny.disk_price + 0.005))
 
 
 def test_interruption_bands(aws: Aws, provider: AwsProvider) -> None:
@@ -317,14 +319,23 @@ def test_an_own_image_is_used_where_it_is(aws: Aws, provider: AwsProvider) -> No
     assert "ami-0deadbeef0000000" in str(failures["aws"])
 
 
-def test_named_subnets_say_the_zones(aws: Aws, configured: Callable[..., AwsProvider]) -> None:
+def test_named_subnets_say_the_zones_and_whether_an_address_is_paid(
+    aws: Aws, configured: Callable[..., AwsProvider]
+) -> None:
     import boto3
 
     client = boto3.client("ec2", region_name="us-west-2")
-    subnet = client.describe_subnets()["Subnets"][0]
-    offers = configured(subnets={"us-west-2": [subnet["SubnetId"]]}).offers(replace(L4, infra=("aws/us-west-2",)))
-    assert {o.zone for o in offers} == {subnet["AvailabilityZone"]}
-    assert {o.extra["subnet"] for o in offers} == {subnet["SubnetId"]}
+    public, private, *_ = client.describe_subnets()["Subnets"]
+    client.modify_subnet_attribute(SubnetId=private["SubnetId"], MapPublicIpOnLaunch={"Value": False})
+    provider = configured(subnets={"us-west-2": [public["SubnetId"], private["SubnetId"]]})
+    offers = provider.offers(replace(L4, infra=("aws/us-west-2",)))
+    assert {(o.zone, o.extra["subnet"], o.address_price) for o in offers} == {
+        (public["AvailabilityZone"], public["SubnetId"], 0.005),
+        (private["AvailabilityZone"], private["SubnetId"], 0.0),
+    }
+    for offer in {o.zone: o for o in offers}.values():
+        instance = provider.launch(request_for(offer))
+        assert aws.world.charges[instance.id].hourly == pytest.approx(offer.hourly) == instance.hourly
 
 
 def test_only_the_regions_of_the_settings(configured: Callable[..., AwsProvider]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.offer import Market, Offer
+from broker.offer import Market, Offer, hourly_of
 from broker.policy.cost import Cost, Prospect, expected
 
 NOW = 1_787_227_200.0
@@ -41,6 +42,14 @@ def test_a_host_that_charges_for_data_costs_more_than_its_hourly_price() -> None
     assert first.total == pytest.approx(12.10, abs=1e-9)
     assert second.total == pytest.approx(3.60, abs=1e-9)
     assert first.parts == pytest.approx({"machine": 3.10, "download": 8.0, "upload": 1.0})
+
+
+def test_disk_and_address_are_parts_of_an_hour() -> None:
+    machine = replace(offer(1.0, disk=0.02), address_price=0.005)
+    cost = expected(machine, 10, hazard=0, lost_hours=0, restart_hours=1)
+    assert machine.hourly == 1.025 == hourly_of(machine.to_json())
+    assert cost.parts == pytest.approx({"machine": 10.0, "disk": 0.2, "address": 0.05, "restarts": 1.025})
+    assert sum(cost.parts.values()) == pytest.approx(cost.total)
 
 
 def test_the_end_of_a_host_counts_as_a_loss() -> None:

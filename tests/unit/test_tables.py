@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -51,3 +52,10 @@ def test_what_nobody_says_has_no_column() -> None:
     assert not {"SAVES", "TAKEN/MONTH", "PRICE"} & set(head.split())
     head, *_ = shown(SPOT, width=80)
     assert "SAVES" not in head
+
+
+def test_an_address_that_costs_something_is_a_part_of_the_price() -> None:
+    assert "ADDRESS" not in shown(USUAL)[0]
+    head, spot, _ = shown(replace(SPOT, address_price=0.005), USUAL, width=180)
+    assert head.split()[5:9] == ["MACHINE", "DISK", "ADDRESS", "USD/h"]
+    assert "0.0050" in spot

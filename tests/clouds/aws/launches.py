@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from clouds.aws.metadata import InstanceMetadata
-from clouds.aws.state import ACCOUNT, QUOTAS, USUAL_QUOTA, Charge, Ec2, SpotRequest
+from clouds.aws.state import ACCOUNT, ADDRESS, QUOTAS, USUAL_QUOTA, Charge, Ec2, SpotRequest
 from clouds.aws.wire import Answer, Request, ec2, ec2_error, element, passed_on
 
 App = Callable[..., Iterable[bytes]]
@@ -132,7 +132,8 @@ def _settled(world: Ec2, region: str, form: dict[str, str], instance_id: str) ->
     type_, zone, spot = form["InstanceType"], _zone(world, region, form), _is_spot(form)
     price = world.spot_now(region, zone, type_) if spot else world.on_demand(type_, region)
     size = int(form.get("BlockDeviceMapping.1.Ebs.VolumeSize", 8))
-    world.charges[instance_id] = Charge((price or 0.0) + size * world.disk(region) / 730, time.time())
+    address = ADDRESS if _public(region, form) else 0.0
+    world.charges[instance_id] = Charge((price or 0.0) + size * world.disk(region) / 730 + address, time.time())
     if spot:
         request = SpotRequest(f"sir-{uuid.uuid4().hex[:8]}", instance_id, region, at=time.time())
         world.requests[request.id] = request
@@ -280,6 +281,13 @@ def _zone(world: Ec2, region: str, form: dict[str, str]) -> str:
         subnet = _backend(region).get_subnet(form["SubnetId"])
         return str(subnet.availability_zone)
     return form.get("Placement.AvailabilityZone", "")
+
+
+def _public(region: str, form: dict[str, str]) -> bool:
+    """Does its subnet give it a public address? Those of the default VPC do."""
+    if not form.get("SubnetId"):
+        return True
+    return str(_backend(region).get_subnet(form["SubnetId"]).map_public_ip_on_launch).lower() == "true"
 
 
 def _offered(world: Ec2, region: str, zone: str, type_: str) -> bool:

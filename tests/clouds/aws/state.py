@@ -35,6 +35,7 @@ CLOSED = ("ap-southeast-3", "me-south-1")
 SPOT_SHARE = 0.3
 DISK_MONTH = {"us-east-1": 0.08, "us-west-2": 0.08, "sa-east-1": 0.152}
 USUAL_DISK_MONTH = 0.088
+ADDRESS = 0.005  # USD per hour of a public IPv4 address
 # USD per card and hour, about as AWS lists them.
 CARD_PRICE = {"T4": 0.35, "T4g": 0.3, "A10G": 0.7, "L4": 0.6, "L40S": 1.5, "A100": 3.0, "H100": 6.5, "H200": 7.5}
 
@@ -102,7 +103,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Charge:
-    """What is billed for a machine: USD per hour with its disk, and from when to when."""
+    """What is billed for a machine: USD per hour with its disk and its address, and from when to when."""
 
     hourly: float
     begin: float
