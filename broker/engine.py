@@ -446,7 +446,8 @@ def _show(before: JobState, after: JobState, world: World) -> None:
                 for p in world.store.placements(after.job)
                 if p.generation == after.live.generation
             )
-            world.store.update_job(after.job, status=lifecycle.status_of(after, row, runs), state=after.to_json())
+            told = {"status": lifecycle.status_of(after, row, runs), **lifecycle.verdict_of(after, row)}
+            world.store.update_job(after.job, state=after.to_json(), **told)
     except Exception as error:  # noqa: BLE001 - the state itself is recorded by the engine
         print(f"spotbroker: {after.job}: {error}", file=sys.stderr)  # noqa: T201
 
@@ -496,11 +497,11 @@ def alive(config: Config) -> bool:
 
 @contextlib.contextmanager
 def running_to_the_end(config: Config) -> Iterator[Engine]:
-    """As `running`; what may still turn up when the block ends is left to a broker in the background."""
+    """As `running`; what may still turn up when the block ends, and what is kept, is left to a background broker."""
     awaits = False
     with running(config) as engine:
         yield engine
-        awaits = engine.awaits()
+        awaits = engine.awaits() or any(row.kept for row in engine.world.store.jobs(active=True))
     if awaits:
         ensure_background(config)
 

@@ -308,6 +308,14 @@ class NotifyFields(Fields):
     apprise: Texts | None = _field("URLs for the package apprise (`pip install 'spotbroker[notify]'`), or `env:NAME`.")
 
 
+class KeepFields(Fields):
+    seconds: Duration | None = Field(
+        default=None, alias="for", description="At most so long, such as `30m`.",
+        json_schema_extra={"how": "honoured", "why": ""},
+    )  # fmt: skip
+    max_usd: Positive | None = _field("At most for so many USD. What that time costs, by default.")
+
+
 class MountFields(Fields):
     source: Text | None = _field("A file or folder here, relative to the task file, or a bucket's URL.")
     mode: Annotated[Literal["COPY", "MOUNT", "MOUNT_CACHED"], BeforeValidator(
@@ -373,6 +381,10 @@ class TaskFields(Fields):
         "How long the program may give no sign of life: no step, no line, no snapshot, no GPU at work; `20m`. It is "
         "saved, moved once, and ended where that does not help. For ever by default."
     )
+    keep_on_failure: Annotated[KeepFields, _as("for", KeepFields)] | None = _field(
+        "How long the machine is kept for you to look, by `broker ssh`, once the program, or `setup`, has failed for "
+        "good: `30m`, or `{for: 30m, max_usd: 0.50}`. It is billed meanwhile. Not at all by default."
+    )
     deadline: Annotated[str, _scalar(quantity.deadline), _written("string")] | None = _field(
         "When the work must be done: `6h`, `07:30`, `2027-01-31 07:30`. Needs `work`."
     )
@@ -421,6 +433,7 @@ MODELS: dict[str, type[Fields]] = {
     "schedule": ScheduleFields,
     "schedule.window": WindowFields,
     "notify": NotifyFields,
+    "keep_on_failure": KeepFields,
     "rehearse": RehearseFields,
     "file_mounts.*": MountFields,
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 OnEvent = Callable[["Event"], None]
 ENDINGS: Mapping[str, type[errors.JobEnded]] = {
     "failed": errors.JobFailed,
+    "kept": errors.JobFailed,
     "stopped": errors.JobStopped,
     "limit": errors.LimitReached,
 }
@@ -109,7 +110,8 @@ class Job:
 
     @property
     def status(self) -> str:
-        """pending, starting, running, moving, stopping; or succeeded, failed, stopped, limit, unavailable, error."""
+        """pending, starting, running, moving, stopping; or succeeded, failed, stopped, limit, unavailable, error; or
+        kept: failed, and its machine stays for a look, as `keep_on_failure` says."""
         return self.row.status
 
     @property
@@ -169,7 +171,8 @@ class Job:
         return Records(self.store).decisions(self.id)
 
     def wait(self, timeout: float | None = None, on_event: OnEvent | None = None) -> Job:
-        """Block until the job has ended; `on_event` gets every event once.
+        """Block until it is known how the job has ended, also where its machine is kept for a look; `on_event` gets
+        every event once.
 
         Waiting needs a live broker somewhere; it does not itself drive the job. Raises JobUnfinished after `timeout`
         seconds.
@@ -177,7 +180,7 @@ class Job:
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = 0
         while True:
-            done = self.refresh().done
+            done = self.refresh().row.decided
             if on_event is not None:
                 for event in self.events(after=seen):
                     seen = event.seq
@@ -211,7 +214,7 @@ class Job:
 
         keys, home = JobKeys(self.id), self.home
         while True:
-            done = self.refresh().done
+            done = self.refresh().row.decided
             for row in self.placements():
                 if row.generation < after[0]:
                     continue
@@ -262,6 +265,10 @@ class Job:
         found = self._secrets(secrets or {})
         limits = self._limits(budget, deadline)
         if not self.store.revive(self.id, state.again().to_json(), seal(self.config.state, found), **limits):
+            if self.row.kept:
+                raise errors.ConfigError(
+                    f"the machine of {self.id} is still kept", fix=f"broker stop {self.id}, and then resume it"
+                )
             word = "has succeeded" if self.status == "succeeded" else f"is {self.status}"
             raise errors.ConfigError(f"{self.id} {word}: there is nothing to take up again")
         word = "from its newest snapshot" if state.parents else "from the beginning: no machine of it ever started"

@@ -8,6 +8,7 @@ decides by is `broker.reaction`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -527,7 +528,7 @@ def narrate(before: JobState, after: JobState, world: World) -> None:
     for entry in after.retiring:
         if entry.generation not in gone:
             continue
-        kind, text = OUT_WORDS.get(entry.why, ("", ""))
+        kind, text = ("kept", kept_words(entry)) if entry.kept else OUT_WORDS.get(entry.why, ("", ""))
         if kind == "lost" and entry.cause == Cause.PREEMPTED:
             kind, text = OUT_WORDS["preempted"]
         if kind:
@@ -537,8 +538,29 @@ def narrate(before: JobState, after: JobState, world: World) -> None:
             )
 
 
+def kept_words(entry: Retiring) -> str:
+    """Until when a machine is kept, by this computer's clock, and at what cost."""
+    until = time.strftime("%H:%M", time.localtime(entry.terminate_at))
+    return f"its program has failed; the machine is kept until {until}, at {entry.held.hourly:.4f} USD/h"
+
+
+def verdict_of(state: JobState, row: JobRow) -> dict[str, Any]:
+    """How a job has ended whose machine is still kept, as its row's columns; nothing for any other."""
+    outcome = state.outcome
+    kept = next((entry for entry in state.retiring if entry.kept), None)
+    if outcome is None or (kept is None and not row.kept):
+        return {}
+    if kept is None:
+        return {"message": outcome.message, "fix": outcome.fix}
+    words = kept_words(kept).partition("; ")[2]
+    fix = f"broker ssh {state.job} looks at it, broker stop {state.job} ends it now"
+    return {"exit_code": outcome.exit_code, "message": f"{outcome.message}; {words}", "fix": fix}
+
+
 def status_of(state: JobState, row: JobRow, program_runs: bool) -> str:
     """The job's status for people, from where its state stands."""
+    if state.outcome is not None and any(entry.kept for entry in state.retiring):
+        return "kept"
     if state.outcome is not None:
         return state.outcome.status if state.phase == "done" else "stopping"
     if row.stopping:

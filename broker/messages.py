@@ -73,7 +73,8 @@ class Messages:
             return []
         # The status is written after the last event: a job that is done has no more of them, and one that is about to
         # be is not told of until it is.
-        done, events = job.done, [event for event in job.events() if job.done or event.kind != "ended"]
+        done, early = job.done, set() if job.done else {"ended"} if job.row.kept else {"ended", "kept"}
+        events = [event for event in job.events() if event.kind not in early]
         found = list(news(events, seq, job.status))
         last = max([seq, *(item.seq for item in found)])
         if last > seq and not self._mine(name, seq, last):

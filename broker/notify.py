@@ -97,7 +97,7 @@ class News:
 
 def news(events: Sequence[Event], after: int, status: str) -> Iterator[News]:
     """What of a job's events after `after` is news. events: all of them. status: the job's, as it stands."""
-    launched = waited = False
+    launched = waited = kept = False
     for event in events:
         what = ""
         if event.kind == "launched":
@@ -106,7 +106,10 @@ def news(events: Sequence[Event], after: int, status: str) -> Iterator[News]:
             what, waited = ("nothing" if launched and not waited else ""), True
         elif event.kind == "stuck":
             what = "stuck"
+        elif event.kind == "kept":
+            what, kept = "failed", True
         elif event.kind == "ended":
-            what = _ENDS.get(event.text.partition(":")[0], _ENDS.get(status, ""))
+            # That it has failed was told when its machine began to be kept.
+            what, kept = ("" if kept else _ENDS.get(event.text.partition(":")[0], _ENDS.get(status, ""))), False
         if what and event.seq > after:
             yield News(what, event.seq, event.text)

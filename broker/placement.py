@@ -143,6 +143,7 @@ def freeze(
     access_end = None if lasts else access.expires_at
     latest, _ = end_of(task, offer, access_end, now)
     end_by, end_why = end_of(task, offer, access_end, now, terms.ends)
+    dearest = max(terms.bid or 0.0, *(one.hourly for one in (offer, *terms.any_of)))
     prepared: Mapping[str, Any] = row.prepared or {}
     fetch_until = traits.boot_limit + BOOT_MARGIN
     workdir = prepared.get("workdir")
@@ -174,6 +175,7 @@ def freeze(
         kind=str(traits.kind),
         container=placed.container if traits.kind is not Kind.CONTAINER else None,
         runtime=_runtime(row.id, offer, traits, placed, home, fetch_until, world),
+        keep=task.keep_on_failure.lasts(dearest) if task.keep_on_failure is not None else 0.0,
     )
     home.put(keys.boot(generation), boot_script(boot))
     tags = {**task.labels, TAG_INSTALLATION: world.installation, TAG_JOB: row.id, TAG_GENERATION: str(generation)}

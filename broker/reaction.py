@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from broker.keeping import Keep
 from broker.provider import Cause, Instance, State
-from broker.state import Held, JobState, Outcome, Retiring
+from broker.state import KEEP, Held, JobState, Outcome, Retiring
 
 UNCONFIRMED_AFTER = 600.0
 TELL_AGAIN_AFTER = 60.0
@@ -107,11 +108,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds that a job's machines are held to. silence: without a changed beat; grace: to save after an order."""
+    """Seconds that a job's machines are held to. silence: without a changed beat; grace: to save after an order.
+
+    keep: how long, and for how much, the machine of a program that failed is kept.
+    """
 
     silence: float = 300.0
     grace: float = 60.0
     max_moves: int = 50
+    keep: Keep | None = None
 
 
 def wish_to_move(generation: int, *, now: bool = False) -> str:
@@ -170,9 +175,10 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
         entry = standing
         over = seen.over(entry.generation)
         closed = entry.closed or seen.closed(entry.generation) or seen.result(entry.generation) is not None
-        told = entry.order == "run" and (ready or ends)
+        told = (entry.order == "run" and (ready or ends)) or (entry.kept and seen.want in ("stop", "stop-now"))
         if told:
-            # The machine that it has made room for is there, or nothing goes on: its program ends now.
+            # The machine that it has made room for is there, or nothing goes on: its program ends now. One that was
+            # kept has been looked at.
             by = min(entry.terminate_at, seen.now + LAST_SAVE)
             entry = replace(entry, order="end" if ends else "retire", terminate_at=by)
         if over is not None and entry.gone_at is None:
@@ -183,9 +189,9 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
             entry = replace(entry, gone_at=ended_at, cause=str(cause) if cause else entry.cause)
         if seen.want == "stop-now" and entry.terminate_at > seen.now:
             entry = replace(entry, terminate_at=seen.now)
-        if closed and not entry.closed:
+        if closed and not entry.closed and not entry.kept:
             entry = replace(entry, closed=True, terminate_at=min(entry.terminate_at, seen.now))
-        due = entry.terminated_at is None and (closed or seen.now >= entry.terminate_at)
+        due = entry.terminated_at is None and (entry.closed or seen.now >= entry.terminate_at)
         again = entry.terminated_at is not None and seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
         act = act or entry.gone_at is not None or due or again or told
         entries.append(entry)
@@ -291,7 +297,22 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
         "succeeded": Outcome("succeeded", 0, "succeeded"),
         "stopped": Outcome("stopped", 103, "stopped by its user"),
     }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed", str(result.get("fix") or "")))
+    if outcome.status == "failed" and (until := _kept_until(result, live, seen, limits)) is not None:
+        return _out(state, live, seen, why="kept", order=KEEP, patience=until - seen.now).to("retire", outcome=outcome)
     return _out(state, live, seen, why=str(word), order="end").to("retire", outcome=outcome)
+
+
+def _kept_until(result: Mapping[str, Any], live: Held, seen: Seen, limits: Limits) -> float | None:
+    """Until when a machine is kept whose guest says that it is; None for one that is none, or is gone already.
+
+    Its guest reckons with the price that was asked for, which the one that it is billed by may be above.
+    """
+    told = result.get("kept_until")
+    if not isinstance(told, int | float) or limits.keep is None or seen.over(live.generation) is not None:
+        return None
+    paid = float(result.get("at") or seen.now) + limits.keep.lasts(max(live.hourly, live.bid or 0.0))
+    until = min(float(told), paid, live.end_by)
+    return until if until > seen.now else None
 
 
 def _limit(state: JobState, live: Held, seen: Seen) -> JobState:
@@ -426,7 +447,7 @@ def _out(
         terminate_at=seen.now + patience,
         gone_at=over[0] if over else None,
         cause=str(over[1]) if over and over[1] else None,
-        closed=seen.closed(live.generation),
+        closed=order != KEEP and seen.closed(live.generation),
     )
     seqs = _seqs(state, seen, [live.generation])
     return replace(state, live=None, retiring=(*state.retiring, entry), seqs=seqs, not_before=None, then="pick")

@@ -116,11 +116,8 @@ class Report:
     @property
     def outcome(self) -> str:
         """The last line about a job: how it ended, or how it stands."""
-        return (
-            self.message
-            if self.message.startswith(self.status) or not self.message
-            else f"{self.status}: {self.message}"
-        )
+        told = not self.message or self.message.startswith(self.status) or self.status == "kept"
+        return self.message if told else f"{self.status}: {self.message}"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "outcome": self.outcome or self.status}
@@ -245,6 +242,8 @@ def segments(row: PlacementRow, seen: Mapping[str, float], end: float) -> tuple[
         cuts.append((program, "run"))
         if (closed := stopped_at(row, seen)) is not None:
             cuts.append((closed, "close"))
+    if "kept" in seen:
+        cuts.append((seen["kept"], "kept"))
     return _laid(cuts, end)
 
 

@@ -17,6 +17,8 @@ HANDOVER = 1800.0
 """Seconds that a machine which still runs gives the one it makes room for to be ready."""
 SETTLING = 120.0
 """Seconds after the moment when a machine is to be terminated at the latest, until it ends itself."""
+KEEP = "keep"
+"""The order of a machine that is kept for a look."""
 T = TypeVar("T")
 
 
@@ -48,7 +50,8 @@ class Held:
 class Retiring:
     """A placement on its way out.
 
-    why: notice, preempted, lost, moved, silence, boot, stop, ended … order: what its guest is told, retire or end.
+    why: notice, preempted, lost, moved, silence, boot, stop, ended … order: what its guest is told, retire or end;
+    keep for one whose program has failed and that stays until terminate_at for a person to look.
     blocking: the next placement waits until this one's end is confirmed. terminate_at: terminate it then at the
     latest. gone_at and cause: the provider's word that it has ended. go: its program is known to have ended.
     """
@@ -69,6 +72,10 @@ class Retiring:
     @property
     def generation(self) -> int:
         return self.held.generation
+
+    @property
+    def kept(self) -> bool:
+        return self.order == KEEP
 
     @property
     def end_by(self) -> float:

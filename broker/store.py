@@ -115,7 +115,10 @@ NETWORK_FILESYSTEMS = (
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job. status: pending, starting, running, moving, stopping, or one of `ENDED`."""
+    """One job. status: pending, starting, running, moving, stopping, kept, or one of `ENDED`.
+
+    kept: its program has failed, which its exit code and message tell, and its machine stays for a person to look.
+    """
 
     id: str
     name: str
@@ -137,6 +140,15 @@ class JobRow:
     @property
     def done(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def kept(self) -> bool:
+        return self.status == "kept"
+
+    @property
+    def decided(self) -> bool:
+        """Is it known how it has ended? A kept one is done only when its machine is gone, as its user may ask."""
+        return self.done or (self.kept and not self.stopping)
 
     @property
     def stopping(self) -> bool:

@@ -22,13 +22,14 @@ from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
 from broker.guest.mask import sensitive
+from broker.keeping import Keep
 from broker.mounts import Mount
 from broker.notify import Notify
 from broker.offer import Market, OfferQuery, Trust
 from broker.resources import Resources
 from broker.schedule import Schedule
 
-__all__ = ["Checkpoint", "InvalidTaskError", "Mount", "Rehearse", "Resources", "Spot", "Task", "Work", "load"]
+__all__ = ["Checkpoint", "InvalidTaskError", "Keep", "Mount", "Rehearse", "Resources", "Spot", "Task", "Work", "load"]
 
 Spot = Literal["auto", "only", "never"]
 SPOT: tuple[Spot, ...] = ("auto", "only", "never")
@@ -152,7 +153,8 @@ class Task:
     where it pays and on-demand where not; `only`, `never`. max_price: USD per hour of the whole machine, disk
     included. max_hours: of one machine. max_moves: from machine to machine. max_restarts_on_errors: of a program
     that failed, counted apart; after recover_on_exit_codes it is started again uncounted. stuck: seconds without a
-    sign of life after which it is moved once, then ended. ordered: the first of the resources that can be had wins,
+    sign of life after which it is moved once, then ended. keep_on_failure: how long the machine of a program that
+    failed for good stays for a person to look. ordered: the first of the resources that can be had wins,
     whatever the prices. file_mounts: what is brought along besides the workdir. labels: tags of the machines.
     deadline as typed, budget in USD. schedule: when it runs again and again, once `broker schedule add` was told of
     it. notify: whom it tells how it goes. home: URL of the store, empty for the configured one. source: the file it was
@@ -179,6 +181,7 @@ class Task:
     max_restarts_on_errors: int = 0
     recover_on_exit_codes: tuple[int, ...] = ()
     stuck: float | None = None
+    keep_on_failure: Keep | None = None
     ordered: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     file_mounts: tuple[Mount, ...] = ()
@@ -266,7 +269,8 @@ class Task:
             yield Problem(f"envs.{name}", "is among secrets too", "keep it in secrets only")
         if not self.resources:
             yield Problem("resources", "at least one alternative is needed")
-        for part in (*self.resources, self.checkpoint, self.work, self.rehearse, self.schedule, self.notify):
+        parts = (self.checkpoint, self.work, self.rehearse, self.schedule, self.notify, self.keep_on_failure)
+        for part in (*self.resources, *parts):
             if part is not None:
                 yield from part.problems()
         for pattern in self.outputs:
@@ -424,6 +428,7 @@ class Task:
                 "checkpoint": Checkpoint(**values["checkpoint"]) if values["checkpoint"] else None,
                 "work": Work(**values["work"]) if values["work"] else None,
                 "notify": _notify(values.get("notify")),
+                "keep_on_failure": Keep(**values["keep_on_failure"]) if values.get("keep_on_failure") else None,
                 "schedule": Schedule.from_json(again) if isinstance(again, dict) else None,
                 "rehearse": Rehearse(
                     **{

@@ -25,6 +25,7 @@ from broker.document import read as read_document
 from broker.errors import TaskError
 from broker.fields import (
     CheckpointFields,
+    KeepFields,
     MountFields,
     NotifyFields,
     RehearseFields,
@@ -35,6 +36,7 @@ from broker.fields import (
 )
 from broker.filling import fill
 from broker.guest.mask import sensitive
+from broker.keeping import Keep
 from broker.mounts import Mount
 from broker.notify import USUAL, Notify
 from broker.offer import Trust
@@ -333,6 +335,7 @@ class _Reader:
             "max_hours": model.max_hours,
             "max_moves": model.max_moves,
             "stuck": model.stuck,
+            "keep_on_failure": self._keep(model.keep_on_failure),
             "max_restarts_on_errors": self._once(
                 model.max_restarts_on_errors, found.restarts, "max_restarts_on_errors", "job_recovery"
             ),
@@ -397,6 +400,15 @@ class _Reader:
         if (window := model.window) is not None:
             given["window"] = Window(window.begin or "", window.to or "", window.start or "cheapest")
         return Schedule.of(model.cron, **given)
+
+    def _keep(self, model: KeepFields | None) -> Keep | None:
+        if model is None:
+            return None
+        if model.seconds is None:
+            fix = "for instance `keep_on_failure: {for: 30m, max_usd: 0.50}`"
+            self._at(("keep_on_failure",), "keep_on_failure.for", "is missing", fix)
+            return None
+        return Keep(model.seconds, model.max_usd)
 
     def _mounts(self, model: TaskFields) -> tuple[Mount, ...]:
         mounts = []

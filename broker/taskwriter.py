@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker import images
+from broker.keeping import Keep
 from broker.resources import Resources
 from broker.task import Task
 
@@ -36,6 +37,7 @@ def write(task: Task) -> str:
     data["resources"] = _resources(task.resources, ordered=data.pop("ordered"))
     if task.rehearse is not None and task.rehearse.resources:
         data["rehearse"]["resources"] = _resources(task.rehearse.resources)
+    data["keep_on_failure"] = _keep(task.keep_on_failure)
     codes = data.pop("recover_on_exit_codes")
     if task.schedule is not None and (window := task.schedule.window) is not None:
         data["schedule"]["window"] = {"from": window.begin, "to": window.end, "start": window.start}
@@ -60,6 +62,10 @@ def write(task: Task) -> str:
     out = StringIO()
     yaml.dump(written, out)
     return out.getvalue()
+
+
+def _keep(keep: Keep | None) -> dict[str, Any] | None:
+    return {"for": keep.seconds, "max_usd": keep.max_usd} if keep is not None else None
 
 
 def _image(name: str | None) -> str | None:

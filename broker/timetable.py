@@ -239,7 +239,7 @@ class Timetable:
 
     def _done(self, job: str) -> bool:
         try:
-            return self.store.job(job).done
+            return self.store.job(job).decided
         except JobNotFound:
             return True
 

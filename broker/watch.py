@@ -18,6 +18,7 @@ from typing import Any
 from broker.balance import Balances
 from broker.errors import BrokerError, HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
+from broker.keeping import Keep
 from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
 from broker.renewals import Renewals
@@ -415,6 +416,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
         silence=world.limits(simulated=all(h.simulated for h in held)).silence,
         grace=world.limits(simulated=False).grace,
         max_moves=int(row.task.get("max_moves", 50)),
+        keep=Keep(**kept) if (kept := row.task.get("keep_on_failure")) else None,
     )
 
     def wake() -> None:

@@ -43,7 +43,7 @@ COLORS = {
     "picked": "cyan", "launched": "cyan", "running": "green", "resumed": "green", "notice": "bold yellow",
     "preempted": "bold red", "lost": "bold red", "refused": "yellow", "nothing": "yellow", "warning": "yellow",
     "unconfirmed": "bold red", "snapshot": "dim", "setup": "blue", "restoring": "magenta", "waiting": "dim",
-    "ended": "bold", "pulling": "dim",
+    "ended": "bold", "pulling": "dim", "kept": "bold yellow",
 }  # fmt: skip
 
 
@@ -94,8 +94,8 @@ class Follower:
     _next_log: float = 0.0
 
     def look(self) -> bool:
-        """Print what is new; has the job ended?"""
-        done = self.job.refresh().done
+        """Print what is new; is it known how the job has ended?"""
+        done = self.job.refresh().row.decided
         self.placements = self.job.placements()
         for event in self.job.events(after=self.seen):
             self.seen = event.seq

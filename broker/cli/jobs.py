@@ -215,13 +215,13 @@ def logs_verb(
             else:
                 screen.line(line)
 
-    done = job.refresh().done
+    done = job.refresh().row.decided
     lines = list(reader.lines(job.placements(), final=done))
     own = [(generation, line) for generation, line in lines if not line.startswith(OURS)]
     put(lines if tail is None else own[len(own) - min(tail, len(own)) :])
     while follow and not done:
         time.sleep(0.5 if job.home.is_local else 2.0)
-        done = job.refresh().done
+        done = job.refresh().row.decided
         put(list(reader.lines(job.placements(), final=done)))
     if follow:
         screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
@@ -272,13 +272,16 @@ def wait_verb(
     if screen.json:
         screen.data([{"id": j.id, "status": j.status, "exit_code": j.exit_code, "message": j.message} for j in found])
     failed = [(job, code) for job, code in zip(found, codes, strict=True) if code]
-    if failed and failed[0][0].done:
+    if failed and failed[0][0].row.decided:
         failed[0][0].check()
     return failed[0][1] if failed else 0
 
 
 def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
-    left = [job.id for job in jobs if not job.done and not _driven(job)]
+    alone = [job for job in jobs if not job.done and not _driven(job)]
+    left = [job.id for job in alone if not job.row.kept]
+    if kept := [job.id for job in alone if job.row.kept]:
+        screen.warn(f"no broker is running here that would see the kept machine of {', '.join(kept)} gone: broker tick")
     if left:
         screen.warn(f"no broker is running here that would move {', '.join(left)}; start one with: broker up")
 

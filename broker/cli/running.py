@@ -211,9 +211,10 @@ def left_in_hands(screen: Screen, job: Job, config: Config) -> Iterator[None]:
                 engine.ensure_background(config)
                 told = f"{_why(error)}{job.id} goes on in the background; stop it: broker stop {job.id}"
                 with contextlib.suppress(OSError):
-                    screen.say(told)
+                    if not job.row.kept:  # its own words say so
+                        screen.say(told)
         if isinstance(error, OutputLost):
-            raise typer.Exit(job.exit_code if job.done else HANDED_OVER) from error
+            raise typer.Exit(job.exit_code if job.row.decided else HANDED_OVER) from error
         raise
 
 
@@ -265,7 +266,7 @@ def hand_over(screen: Screen, job: Job, config: Config) -> int:
     """Leave the job to a broker in the background, and say so."""
     from broker import engine
 
-    if job.refresh().done:
+    if job.refresh().row.decided:
         finish(screen, job)
         return 0
     with screen.waiting("a background broker to take it over"):

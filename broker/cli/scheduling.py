@@ -273,7 +273,7 @@ def _of_another(timetable: Timetable, entry: Entry) -> Run | None:
     last = next(iter(timetable.runs(entry.name, 1)), None)
     if last is None or last.status != "launched" or time.time() - last.slot > SAME_RUN:
         return None
-    return None if timetable.job(last).done else last
+    return None if timetable.job(last).row.decided else last
 
 
 def _planned(screen: Screen, timetable: Timetable, entry: Entry) -> int:

@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-GLYPHS = {"boot": "·", "setup": "░", "wait": "╌", "restore": "▒", "run": "━", "close": "╴"}
+GLYPHS = {"boot": "·", "setup": "░", "wait": "╌", "restore": "▒", "run": "━", "close": "╴", "kept": "┈"}
 MARKS = {"save": "┿", "notice": "!", "preempted": "✗", "lost": "?", "done": "✓", "failed": "✗", "stopped": "■"}
 COLORS = {
     "boot": "dim", "setup": "blue", "wait": "dim", "restore": "magenta", "run": "green", "close": "dim",
+    "kept": "yellow",
     "save": "bold green", "notice": "bold yellow", "preempted": "bold red", "lost": "bold red", "done": "bold green",
     "failed": "bold red", "stopped": "bold yellow",
 }  # fmt: skip
 WORDS = {
     "boot": "boot", "setup": "setup", "wait": "wait", "restore": "restore", "run": "run", "save": "snapshot",
     "notice": "notice", "preempted": "taken back (preempted)", "lost": "lost", "done": "done", "failed": "failed",
-    "stopped": "stopped", "close": "closing",
+    "stopped": "stopped", "close": "closing", "kept": "kept for a look",
 }  # fmt: skip
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 """Seconds between two labels of an axis."""

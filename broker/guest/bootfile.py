@@ -29,7 +29,8 @@ class Boot:
     read without a key, empty if nowhere. kind: vm | container | bare, see `broker.provider.Kind`. container: the image
     that the guest starts the program in; None where the machine itself is it, or none is wanted. runtime:
     `architecture`, and of `obstore` and `python` the `url`, `sha256` and `key`, each None where it is not sent; None
-    for a machine that has the broker's own.
+    for a machine that has the broker's own. keep: seconds for which the machine of a program that failed for good is
+    kept, 0 for not at all.
     """
 
     job: str
@@ -62,6 +63,7 @@ class Boot:
     kind: str = "bare"
     container: str | None = None
     runtime: Mapping[str, Any] | None = None
+    keep: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
@@ -70,6 +72,8 @@ class Boot:
         saving = {"hazard": data.pop("hazard"), "save": data.pop("save")}
         runtime = data.pop("runtime")
         machine = {"kind": str(data.pop("kind")), "container": data.pop("container")}
+        keep = data.pop("keep")
+        machine |= {"keep": keep} if keep else {}
         return {
             **data,
             "v": VERSION,

@@ -45,6 +45,10 @@ class Refused(Exception):  # noqa: N818
     """The job cannot be run here; the text is the result's reason."""
 
 
+class SetupFailed(Refused):
+    """The task's own setup failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """folder: the guest's own on this machine. environ: the guest's own environment."""

@@ -60,10 +60,13 @@ def publish_last(publisher: Publisher, uplink: Uplink, status: Status, *, torn: 
         status.warn("the last upload did not end in time")
 
 
-def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until: float) -> str:
+def close(
+    ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until: float, kept: float | None = None
+) -> str:
     """Write `result` and `closed`, once, and the last beat; returns the result's words. Nothing follows them.
 
-    A generation that falls meanwhile writes no more.
+    A generation that falls meanwhile writes no more. kept: until when the machine stays for a person to look,
+    monotonic; None where it ends at once.
     """
     generation, keys, home = uplink.boot.generation, uplink.keys, uplink.home
     seq, verdict, ended = status.get("seq"), ending.verdict, ending.ended
@@ -80,6 +83,7 @@ def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until
         "outputs": ending.outputs,
         "restarts": ending.restarts,
         "last_step": ending.last_step,
+        "kept_until": None if kept is None else clock.now() + kept - time.monotonic(),
     }
     until = max(until, time.monotonic() + LAST_BEAT)
     # `closed` lets the next program start, so the result that may make it needless is there before.
@@ -90,7 +94,7 @@ def close(ending: Ending, uplink: Uplink, status: Status, clock: Clock, *, until
         raw = json.dumps(content).encode()
         uplink.guarded(name, lambda key=key, raw=raw: (home.create(key, raw),), until=until)  # type: ignore[misc]
         status.set(**{name: content})
-    status.set(state="ended")
+    status.set(state="ended" if kept is None else "kept")
     if not uplink.stale:
         uplink.flush(max(LAST_BEAT, min(until - time.monotonic(), 60.0)))
     return f"{verdict.outcome}: {result['reason']}"

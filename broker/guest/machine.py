@@ -16,11 +16,12 @@ from broker.guest import environment
 from broker.guest.bootfile import Boot
 from broker.guest.clock import Clock
 from broker.guest.contain import Containment
-from broker.guest.context import Context, Interrupted, Refused, Stale
+from broker.guest.context import Context, Interrupted, Refused, SetupFailed, Stale
 from broker.guest.control import Watchman
 from broker.guest.disk import arm_timer
 from broker.guest.ending import Verdict
 from broker.guest.farewell import LAST_BEAT, Ending, close, publish_last
+from broker.guest.keeping import kept_until, stay
 from broker.guest.log import Log
 from broker.guest.mask import Mask
 from broker.guest.notice import Notices
@@ -123,7 +124,21 @@ class Machine:
     def _placement(self, c: Context) -> str:
         preparation = Preparation(c)
         session = Session(c, preparation)
+        try:
+            ending, own = self._ending(c, preparation, session)
+            kept = kept_until(c) if own and ending.verdict.outcome == "failed" else None
+            if kept is None:
+                # A program that failed or was ended has gone already; nothing of it stays in a container of its own.
+                preparation.close()
+            why = self._close(c, session, ending, kept)
+            return why if kept is None else f"{why}; {stay(c, kept)}"
+        finally:
+            preparation.close()
+
+    def _ending(self, c: Context, preparation: Preparation, session: Session) -> tuple[Ending, bool]:
+        """Prepare and run, to the end; and whether what has ended is of the task's own. Raises Stale."""
         ended = cause = None
+        own = False
         outputs: dict[str, Any] = {}
         try:
             before = preparation.run()
@@ -131,6 +146,7 @@ class Machine:
                 verdict, outputs = Verdict("succeeded", before["reason"]), before["outputs"]
             else:
                 verdict, ended, cause = session.run()
+                own = True
                 if verdict.outcome == "succeeded" and preparation.spec.outputs:
                     verdict, outputs = self._outputs(c, verdict, preparation.spec.outputs)
         except Interrupted as interrupted:
@@ -140,20 +156,24 @@ class Machine:
             raise
         except (Refused, BrokerError, OSError, ValueError) as error:
             verdict = Verdict("failed", str(error), getattr(error, "fix", ""))
+            own = isinstance(error, SetupFailed)
         except Exception as error:  # noqa: BLE001 - said as the result, or the job would be moved for ever
             traceback.print_exc()
             self.contain.kill()
             verdict = Verdict("failed", f"the guest failed: {type(error).__name__}: {error}")
-        finally:
-            # A program that failed or was ended has gone already; nothing of it stays in a container of its own.
-            preparation.close()
+        return (
+            Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared),
+            own,
+        )
+
+    def _close(self, c: Context, session: Session, ending: Ending, kept: float | None) -> str:
+        """Hand everything over; why the machine ends. kept: when it does, on the monotonic clock, where not now."""
         c.status.set(state="closing")
-        ending = Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared)
         locked = c.uplink.expired and bool(self.boot.access_url)
         until = ending.until(self.clock, self.boot.patience, locked=locked)
         if session.publisher is not None:
             publish_last(session.publisher, c.uplink, c.status, torn=ending.torn, until=until)
-        why = close(ending, c.uplink, c.status, self.clock, until=until)
+        why = close(ending, c.uplink, c.status, self.clock, until=until, kept=kept)
         if c.uplink.stale:
             raise Stale
         return why

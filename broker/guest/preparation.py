@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.guest import environment
 from broker.guest.container import ContainedProgram, TaskContainer
-from broker.guest.context import TICK, Context, Refused
+from broker.guest.context import TICK, Context, Refused, SetupFailed
 from broker.guest.disk import install_library
 from broker.guest.ending import Cause
 from broker.guest.engine import Engine, HostUnfit, ImageRefused, find
@@ -20,6 +20,7 @@ from broker.guest.opening import Opening
 from broker.guest.places import Places, boxed
 from broker.guest.predecessor import succeeded_before, wait_for_predecessor
 from broker.guest.program import Program
+from broker.guest.shell import say_way
 from broker.guest.spec import Spec
 from broker.manifest import Manifest
 from broker.restore import restore_newest, write_parent
@@ -132,7 +133,7 @@ class Preparation:
         if ended.code != 0:
             if c.notice_before(ended):
                 c.interrupt(Cause("notice", "notice", f"setup exited {ended.code}, after a notice"))
-            raise Refused(f"setup exited {ended.code}" + (", out of memory" if ended.oom else ""))
+            raise SetupFailed(f"setup exited {ended.code}" + (", out of memory" if ended.oom else ""))
 
     def restore(self) -> None:
         """Put the newest snapshot of the lineage into the checkpoint folder, and record once where this one starts.
@@ -191,10 +192,11 @@ class Preparation:
             progress=c.steps.file,
             resumed=name == "run" and self.restored is not None,
         )
-        work = c.folder / "work"
-        if self.container is None:
+        work, box = c.folder / "work", self.container
+        say_way(c.folder, c.boot.job, env, box.engine if box else None, box.wanted.name if box else "")
+        if box is None:
             return Program(script, cwd=work, env=env, contain=c.contain, output=c.log.write)
         try:
-            return self.container.start(script, cwd=work, env=env)
+            return box.start(script, cwd=work, env=env)
         except HostUnfit as error:
             raise Refused(str(error)) from error

@@ -238,6 +238,7 @@ def _adapted(task: Task, *, container: bool) -> tuple[Task, tuple[str, ...]]:
         deadline="",
         budget=None,
         schedule=None,
+        keep_on_failure=None,
         home="",
         envs=envs,
         outputs=outputs,

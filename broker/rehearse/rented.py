@@ -288,6 +288,7 @@ def adapted(task: Task, on: Sequence[str]) -> tuple[Task, tuple[str, ...]]:
         deadline="",
         budget=None,
         schedule=None,
+        keep_on_failure=None,
         warnings=(),
     )
     return made, tuple(notes)

@@ -13,7 +13,7 @@ from broker.fields import MODELS
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-task.md"
 MARKED = re.compile(r"(<!-- fields: (?P<name>\S+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
 SECTIONS = {"task": "", "workdir": "workdir", "mount": "file_mounts.*", "resources": "resources"}
-SECTIONS |= {name: name for name in ("checkpoint", "work", "schedule", "notify", "rehearse")}
+SECTIONS |= {name: name for name in ("checkpoint", "work", "schedule", "notify", "keep_on_failure", "rehearse")}
 SECTIONS |= {"recovery": "resources.job_recovery", "window": "schedule.window"}
 
 
