@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,12 @@ import sqlalchemy as sa
 
 from broker.offer import Market, Offer, OfferQuery, hourly_of
 from broker.policy.due import zone
-from broker.policy.hazard import Experience, Seen, ran
+from broker.policy.hazard import Experience, Seen, by_part, ran
 from broker.policy.infra import matcher as within_infra
+from broker.policy.past import Past
+from broker.policy.season import moves, sampled, weekly, zone_of
 from broker.policy.shape import misfit
-from broker.policy.spells import Sky
+from broker.policy.spells import UNKNOWN, Sky
 from broker.store import insert_into, made, metadata, prices
 
 if TYPE_CHECKING:
@@ -31,7 +33,11 @@ LATEST = 5
 LOOKED_AWAY = 6 * 3600.0
 """Seconds without a look after which a zone's spell is taken for a new one, met at random."""
 KEPT = 30 * 86_400.0
-"""Seconds for which looks at zones are kept."""
+"""Seconds for which looks at zones, and their prices, are kept."""
+PAST = 21 * 86_400.0
+"""Seconds of past prices that tell how they go over the week."""
+PART = "part/"
+"""Before the number of a part of the day, where a place would stand."""
 BATCH = 500
 """Names in one statement; SQLite takes some thousands."""
 PASSING = -1.0
@@ -148,6 +154,8 @@ class Records:
                 return False
             if (more := ran(lesson.offer, lesson.began, lesson.ended, lost=lesson.lost)) is not None:
                 self._add(db, *more)
+            for part, share in by_part(lesson.offer, lesson.began, lesson.ended, lost=lesson.lost).items():
+                self._add(db, f"{PART}{part}", share)
             for key, value in lesson.values().items():
                 self._measure(db, key, value)
         return True
@@ -170,7 +178,9 @@ class Records:
         """Hours and losses of spot machines, for their hazards."""
         with self._engine.connect() as db:
             rows = db.execute(sa.select(seen)).all()
-        return Experience({row.scope: Seen(row.hours, row.weekend, row.losses) for row in rows})
+        found = {row.scope: Seen(row.hours, row.weekend, row.losses) for row in rows}
+        parts = {int(scope.removeprefix(PART)): entry for scope, entry in found.items() if scope.startswith(PART)}
+        return Experience({scope: e for scope, e in found.items() if not scope.startswith(PART)}, parts)
 
     def measured(self, task: Task) -> Measured:
         """What earlier jobs of a task have shown: of that name, and on the providers with its image."""
@@ -216,8 +226,15 @@ class Records:
                     if any(within_infra(q.infra)(offer) and not misfit(offer, q) for q in queries):
                         found.append((offer, row, False))
             self._see(db, found, at)
-            db.execute(sa.delete(looks).where(looks.c.at < at - KEPT))
-            db.execute(sa.delete(zones).where(zones.c.at < at - KEPT))
+            self._forget(db, at - KEPT)
+
+    def _forget(self, db: sa.Connection, before: float) -> None:
+        """What is older, but for the newest of each: that is how things have been since."""
+        for old, name in ((looks, "zone"), (prices, "offer")):
+            newer = old.alias()
+            later = sa.exists().where(newer.c[name] == old.c[name], newer.c.at > old.c.at, newer.c.at <= before)
+            db.execute(sa.delete(old).where(old.c.at < before, later))
+        db.execute(sa.delete(zones).where(zones.c.at < before))
 
     def gone(self, offer: Offer, at: float) -> None:
         """A machine there was refused, or taken back: the zone is down now, whatever its lists say."""
@@ -234,6 +251,8 @@ class Records:
             name = zone(offer)
             fresh = before is None or at - before.at > LOOKED_AWAY
             repriced = before is None or before.offer["price"] != offer.price
+            if fresh and before is not None:
+                turns.append({"zone": name, "at": before.at, "up": before.up, "fresh": False})  # so long it was seen
             if fresh or before.up != up:
                 turns.append({"zone": name, "at": at, "up": up, "fresh": fresh})
             if up and repriced:
@@ -280,6 +299,39 @@ class Records:
             sky.see(at / 3600, together)
         return sky, {name: hourly_of(offer) for name, offer in last.items()}
 
+    def past(self, offers: Iterable[Offer], now: float) -> Past:
+        """What was seen of these offers: how their prices go over the week, and since when their zones have been up."""
+        spots = {o.key: o for o in offers if o.market is Market.SPOT and not o.simulated}
+        with self._engine.connect() as db:
+            last = {row.zone: row for row in db.execute(sa.select(zones.c.zone, zones.c.up, zones.c.at))}
+            turned = _newest(db, looks.c.zone, now)
+        since = {}
+        for key, offer in spots.items():
+            name = zone(offer)
+            row, turn = last.get(name), turned.get(name)
+            if row is not None and row.up and turn is not None and now - row.at <= LOOKED_AWAY:
+                since[key] = turn.at - (UNKNOWN * 3600 if turn.fresh else 0.0)
+        moving = {key: spot for key, spot in spots.items() if moves(spot)}
+        seasons = {key: weekly(samples, zone_of(moving[key].region)) for key, samples in self.samples(moving, now)}
+        return Past({key: season for key, season in seasons.items() if season is not None}, since)
+
+    def samples(self, keys: Collection[str], now: float) -> Iterator[tuple[str, list[tuple[float, float]]]]:
+        """By the offer's key: (moment, price) on each hour of the last weeks at which its price was known."""
+        ordered = list(keys)
+        for start in range(0, len(ordered), BATCH):
+            part = ordered[start : start + BATCH]
+            names = {key: key.rpartition("/")[0] for key in part}
+            with self._engine.connect() as db:
+                points = _grouped(db, sa.select(prices).where(prices.c.offer.in_(part)), prices.c.offer)
+                seen_at = _grouped(db, sa.select(looks).where(looks.c.zone.in_(set(names.values()))), looks.c.zone)
+                ends = sa.select(zones.c.zone, zones.c.at).where(zones.c.zone.in_(set(names.values())))
+                until = {row.zone: row.at for row in db.execute(ends)}
+            for key, rows in points.items():
+                turns = [(row.at, row.up, row.fresh) for row in seen_at.get(names[key], ()) if row.at <= now]
+                found = [(row.at, row.price) for row in rows if row.at <= now]
+                known = sampled(found, turns if key.endswith(f"/{Market.SPOT}") else (), until.get(names[key], 0.0))
+                yield key, [(at, price) for at, price in known if at >= now - PAST]
+
     # Decisions
 
     def decided(self, job: str, at: float, record: Mapping[str, Any], *, passing: bool = False) -> None:
@@ -295,6 +347,21 @@ class Records:
         query = sa.select(decisions).where(decisions.c.job == job).order_by(decisions.c.at)
         with self._engine.connect() as db:
             return [json.loads(zlib.decompress(row.record)) for row in db.execute(query)]
+
+
+def _newest(db: sa.Connection, by: sa.Column[str], until: float) -> dict[str, Any]:
+    """The newest look at each zone that came or went."""
+    newest = sa.select(by, sa.func.max(looks.c.at).label("at")).where(looks.c.at <= until).group_by(by).subquery()
+    both = looks.join(newest, sa.and_(looks.c.zone == newest.c.zone, looks.c.at == newest.c.at))
+    return {row.zone: row for row in db.execute(sa.select(looks).select_from(both))}
+
+
+def _grouped(db: sa.Connection, query: sa.Select[Any], by: sa.Column[str]) -> dict[str, list[Any]]:
+    """A table's rows by one column, each in order of time."""
+    found: dict[str, list[Any]] = {}
+    for row in db.execute(query.order_by(by, query.selected_columns.at)):
+        found.setdefault(row[0], []).append(row)
+    return found
 
 
 def _kind(name: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from broker import quantity
 from broker.document import Problem
+from broker.policy.season import level, offset, weekly
 
 Missed = Literal["join", "skip"]
 Overlap = Literal["skip", "queue"]
@@ -45,13 +46,9 @@ AROUND = 26 * 3600.0
 """Seconds before a moment from which runs are counted, so that a clock that was set back is seen whole."""
 LONGEST = 400 * 86400.0
 WORTH_WAITING = 0.03
-WEEK = 6.5 * 86_400.0
-"""Seconds that prices must span to tell an hour's usual one; looks are not made on the minute."""
-OFF_PEAK = 0.875
-"""Times the usual price at night and at weekends, where nothing is known: 10 to 15 % lower."""
-NIGHT_BEGINS, NIGHT_ENDS = 22, 7
-Price = Callable[[float], float | None]
 """The least part of the price that must be saved for a run to wait."""
+SAME = 1e-9
+"""The part by which two prices may differ and be the same."""
 SLACK = 1.25
 """How much longer than its work a run is taken to need: booting, moves and saves."""
 
@@ -220,57 +217,23 @@ def chosen_start(
     """The start for which past prices were lowest, now or a whole number of hours later, not after `latest`. Pure.
 
     hours: that the run takes. points: (moment, USD per hour) of what it could have rented, in any order. Until they
-    span a week, nights and weekends are taken to be cheaper, by OFF_PEAK; after that hours of the day that nothing is
-    known of are no reason to wait, and gains of less than WORTH_WAITING never are.
+    span a week, nights and weekends are taken to be cheaper (`broker.policy.season`); after that hours of the day that
+    nothing is known of are no reason to wait, and gains of less than WORTH_WAITING never are.
     """
     length = max(1, math.ceil(hours))
-    young = max((at for at, _ in points), default=0.0) - min((at for at, _ in points), default=0.0) < WEEK
-    usual, source = (_guess(points, zone), "are taken to be") if young else (_known(points, zone), "were")
-    best, cost_now = Chosen(now), _mean(usual, now, length)
+    season = weekly(points, zone) or level(points, zone)
+    source = "past prices then were" if season.seen else "until a week of prices is known, prices then are taken to be"
+    best, cost_now = Chosen(now), season.mean(now + offset(zone, now), length)
     if cost_now is None:
         return Chosen(now, "what it costs at this hour is not known")
     lowest = cost_now * (1 - WORTH_WAITING)
     for ahead in range(1, int((latest - now) // 3600) + 1):
         start = now + 3600.0 * ahead
-        cost = _mean(usual, start, length)
-        if cost is not None and cost < lowest:
+        cost = season.mean(start + offset(zone, start), length)
+        if cost is not None and cost < lowest * (1 - SAME):
             lowest = cost
-            when = "until a week of prices is known, prices then" if young else "past prices then"
-            best = Chosen(start, f"{when} {source} {100 * (1 - cost / cost_now):.0f}% lower than now's")
+            best = Chosen(start, f"{source} {100 * (1 - cost / cost_now):.0f}% lower than now's")
     return best
-
-
-def off_peak(at: float, zone: tzinfo) -> bool:
-    """At night or at a weekend, when fewer people train."""
-    local = datetime.fromtimestamp(at, zone)
-    return local.weekday() >= 5 or not NIGHT_ENDS <= local.hour < NIGHT_BEGINS
-
-
-def _guess(points: Sequence[tuple[float, float]], zone: tzinfo) -> Price:
-    """The level of the few prices that are known, lowered off peak. Without any only the ratio counts."""
-    level = [price / (OFF_PEAK if off_peak(at, zone) else 1.0) for at, price in points]
-    usual = sum(level) / len(level) if level else 1.0
-    return lambda at: usual * (OFF_PEAK if off_peak(at, zone) else 1.0)
-
-
-def _known(points: Sequence[tuple[float, float]], zone: tzinfo) -> Price:
-    """The mean price of that hour of the day."""
-    usual = _by_hour(points, zone)
-    return lambda at: usual.get(datetime.fromtimestamp(at, zone).hour)
-
-
-def _by_hour(points: Sequence[tuple[float, float]], zone: tzinfo) -> dict[int, float]:
-    """The mean price of each hour of the day."""
-    found: dict[int, list[float]] = {}
-    for at, price in points:
-        found.setdefault(datetime.fromtimestamp(at, zone).hour, []).append(price)
-    return {hour: sum(prices) / len(prices) for hour, prices in found.items()}
-
-
-def _mean(usual: Price, start: float, length: int) -> float | None:
-    found = [usual(start + 3600.0 * n) for n in range(length)]
-    known = [price for price in found if price is not None]
-    return sum(known) / len(known) if len(known) == len(found) else None
 
 
 def minutes(schedule: Schedule, system: tzinfo, now: float) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError, JobNotFound, TaskError
 from broker.schedule import SLACK, Due, Schedule, chosen_start, due, iso, moment, told
-from broker.store import Store, insert_into, made, metadata, prices
+from broker.store import Store, insert_into, made, metadata
 from broker.vault import seal, unseal
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 STALE = 120.0
 """Seconds after which a run that was claimed and not launched is taken over: its looker has died."""
 KEPT = 365 * 86400.0
-PAST = 21 * 86400.0
-"""Seconds of past prices that the choice of hours rests on."""
 
 schedules = sa.Table(
     "spotbroker_schedules",
@@ -218,15 +216,19 @@ class Timetable:
         return dataclasses.replace(run, status="queued", start=chosen.at, note=note)
 
     def _past_prices(self, task: Task, now: float) -> list[tuple[float, float]]:
-        """What the cheapest of the offers that the task could take now cost in the last weeks, look by look."""
+        """What the cheapest of the offers that the task could take now cost in the last weeks, hour by hour."""
+        from broker.experience import Records
         from broker.job import plan
 
         ranked = plan(dataclasses.replace(task, deadline=""), config=self.config).decision.ranked
         keys = [candidate.offer.key for candidate in ranked]
-        query = sa.select(prices.c.at, sa.func.min(prices.c.price).label("price")).group_by(prices.c.at)
-        query = query.where(prices.c.offer.in_(keys), prices.c.at >= now - PAST)
-        with self.store.engine.connect() as db:
-            return [(row.at, row.price) for row in db.execute(query)]
+        lowest: dict[int, tuple[float, float]] = {}
+        for _, samples in Records(self.store).samples(keys, now):
+            for at, price in samples:
+                least = lowest.setdefault(int(at // 3600), (at, price))
+                if price < least[1]:
+                    lowest[int(at // 3600)] = (at, price)
+        return list(lowest.values())
 
     def _active(self, known: list[Run]) -> Run | None:
         """The newest run whose job has not ended."""

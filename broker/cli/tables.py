@@ -211,13 +211,17 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
 
 
 def parts_table(ranked: Sequence[Candidate]) -> Table:
-    """What finishing is expected to cost, one line per candidate and one column per part; USD, and hours."""
+    """What finishing is expected to cost, one line per candidate and one column per part; USD, and hours.
+
+    PRICE: by how much the machine's price over the run is thought to differ from that of now.
+    """
     costs = [candidate.finish for candidate in ranked if candidate.finish is not None]
     names = [name for name in costs[0]._fields if any(name in cost.parts for cost in costs)]
     heads = [name.upper() for name in names]
+    seasonal = ["PRICE"] if any(cost.season != 1 for cost in costs) else []
     made = table(
-        "#", "WHERE", "MARKET", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h",
-        right=("#", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h"), fold=("WHERE",),
+        "#", "WHERE", "MARKET", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h", *seasonal,
+        right=("#", *heads, "TOTAL", "PER h", "HOURS", "LOSSES", "LOST/h", *seasonal), fold=("WHERE",),
     )  # fmt: skip
     for rank, candidate in enumerate(ranked, 1):
         cost, offer = candidate.finish, candidate.offer
@@ -225,7 +229,7 @@ def parts_table(ranked: Sequence[Candidate]) -> Table:
             made.add_row(
                 str(rank), place(offer), market(offer.market), *(money(getattr(cost, name)) for name in names),
                 money(cost.total), price(cost.per_hour_of_progress), f"{cost.hours:.2f}", f"{cost.moves:.2f}",
-                f"{100 * cost.hazard:.2g}%",
+                f"{100 * cost.hazard:.2g}%", *([f"{100 * (cost.season - 1):+.0f}%"] if seasonal else []),
             )  # fmt: skip
     return made
 

@@ -18,6 +18,7 @@ from broker.policy.explain import chosen, nothing_fits
 from broker.policy.hazard import Experience
 from broker.policy.infra import matcher, within
 from broker.policy.memory import UNKNOWN_LIMIT, Cooldown, Memory
+from broker.policy.past import Past
 from broker.policy.reckon import Reckoning, reckoning
 from broker.policy.shape import misfit
 
@@ -37,6 +38,7 @@ def choose(
     failures: Mapping[str, str] | None = None,
     experience: Experience | None = None,
     due: Due | None = None,
+    past: Past | None = None,
 ) -> Decision:
     """Rank the offers, take the first, say why.
 
@@ -44,6 +46,7 @@ def choose(
     failures: what the market could not ask, by provider or region; only named in the reasons when nothing fits.
     experience: what was seen of machines taken back; without any the priors stand. due: the deadline, where the task
     has one and its work is known: what has cooled down long enough to be tried again is weighed like the rest then.
+    past: what was seen of prices and zones; without any, prices stay as they are and zones are as good as each other.
     """
     if moves_left is not None and moves_left <= 0:
         return Decision(None, reasons=("moved as often as max_moves allows; raise max_moves to go on",))
@@ -58,7 +61,7 @@ def choose(
         fitting += [candidate for candidate, cooldown in cooling if cooldown.again <= now]
         cooling = [(candidate, cooldown) for candidate, cooldown in cooling if cooldown.again > now]
     rejected = [*sieve.rejected, *(_cooled(candidate) for candidate, _ in cooling)]
-    reckoned = reckoning(wish, experience, now)
+    reckoned = reckoning(wish, experience, now, past)
     ranked, ending = _ranked(fitting, wish, memory, reckoned)
     rejected += ending
     if ranked:

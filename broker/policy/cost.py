@@ -43,6 +43,7 @@ class Cost(NamedTuple):
     elsewhere. hours: until done. moves: losses expected on the way, a host's end included. ends: whether the host ends
     before.
     per_hour_of_progress: the total by the hours of work, as they count on a card of speed 1.
+    season: what an hour costs on average over the run, in times of the price now; seen: that is what past weeks showed.
     """
 
     machine: float
@@ -61,6 +62,8 @@ class Cost(NamedTuple):
     moves: float
     hazard: float
     ends: bool = False
+    season: float = 1.0
+    seen: bool = False
 
     @property
     def parts(self) -> dict[str, float]:
@@ -117,6 +120,8 @@ def expected(
     resumed: bool = False,
     now: float | None = None,
     after: float | None = None,
+    season: float = 1.0,
+    seen: bool = False,
 ) -> Cost:
     """What `work_hours` of work are expected to cost on this offer.
 
@@ -124,7 +129,8 @@ def expected(
     step; start_hours: the same for the first launch where it differs. checkpoint_gib is read from the home for
     `egress_per_gib` at every restart, and at the first start where the job is `resumed`; download_gib comes to every
     machine, upload_gib leaves once. minimum_hours: least that one launch is billed for. speed: how fast the card is,
-    where the work's hours are those of a card of speed 1.
+    where the work's hours are those of a card of speed 1. season: times the machine's price now that it costs on
+    average over the run (`broker.policy.past`), its disk not; seen: as in `Cost`.
 
     now: seconds since the epoch; with it a host's end inside the job counts as a loss. What is left then goes on at
     `after` USD per hour of work, or, where None, on hosts like this one.
@@ -137,11 +143,12 @@ def expected(
         life = max(0.0, offer.ends_at - now) / 3600
         if life < course.hours - _SMALL:
             course, ends, left = _ended(course, life, lost_hours, restart_hours, elsewhere=after is not None)
-    hourly = offer.price + offer.disk_price + offer.address_price
+    price = offer.price * season
+    hourly = price + offer.disk_price + offer.address_price
     moves = course.losses + ends
     minimum = max(0.0, minimum_hours * (moves + 1) - course.hours) * hourly if minimum_hours else 0.0
     parts = (
-        course.work * offer.price,
+        course.work * price,
         course.work * offer.disk_price,
         course.work * offer.address_price,
         course.lost * hourly,
@@ -154,7 +161,7 @@ def expected(
     )
     total = sum(parts)
     progress = total / work_hours if work_hours > 0 else 0.0
-    return Cost(*parts, total, progress, course.hours + left, moves, hazard, ends > 0)
+    return Cost(*parts, total, progress, course.hours + left, moves, hazard, ends > 0, season, seen)
 
 
 def _ended(
@@ -204,7 +211,14 @@ class Prospect:
     upload: float = 0.0
     resumed: bool = False
 
-    def cost(self, offer: Offer, hazard: float, now: float, after: float | None = None) -> Cost:
+    def cost(
+        self,
+        offer: Offer,
+        hazard: float,
+        now: float,
+        after: float | None = None,
+        season: tuple[float, bool] = (1.0, False),
+    ) -> Cost:
         """See `expected`. Only where `hours` is known."""
         assert self.hours is not None
         extra = offer.extra
@@ -225,7 +239,14 @@ class Prospect:
             resumed=self.resumed,
             now=now,
             after=after,
+            season=season[0],
+            seen=season[1],
         )
+
+    def length(self, offer: Offer) -> float:
+        """Hours that the work takes on the offer's card, without a loss. Only where `hours` is known."""
+        assert self.hours is not None
+        return self.hours / self.speed_of(offer) if self.speed else self.hours
 
     def egress_of(self, offer: Offer) -> float | None:
         """USD per GiB that the home charges for what the machine reads; None where that is not known."""

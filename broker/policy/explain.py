@@ -30,6 +30,8 @@ def chosen(ranked: Sequence[Candidate], wish: Wish) -> tuple[str, ...]:
 
 
 UNKNOWN_WORK = "ranked by price per hour: the task does not say how much work there is (work: {hours: 6})"
+LEAST_CHANGE = 0.5
+"""Percent by which a price must change over the run to be told."""
 LABELS = {"machine": "machine", "rework": "work done again", "restarts": "starting", "later": "after its host's end"}
 
 
@@ -39,8 +41,18 @@ def finishing(cost: Cost, prospect: Prospect) -> str:
     risk = f", {100 * cost.hazard:.2g} % an hour to be taken back" if cost.hazard else ""
     return (
         f"ranked by the cost of finishing {prospect.hours:g} h of work, {money(cost.total)} expected here ({parts}): "
-        f"{money(cost.per_hour_of_progress)} per hour of progress{risk}"
+        f"{money(cost.per_hour_of_progress)} per hour of progress{risk}{season(cost)}"
     )
+
+
+def season(cost: Cost) -> str:
+    """What the hours of the run do to the price, where they change it: `; over the run 5 % cheaper than now: …`."""
+    change = 100 * (cost.season - 1)
+    if abs(change) < LEAST_CHANGE:
+        return ""
+    guess = "nights and weekends are taken to be cheaper until a week of this offer's prices is known"
+    why = "as its hours were in past weeks" if cost.seen else guess
+    return f"; over the run its price is {abs(change):.2g} % {'lower' if change < 0 else 'higher'} than now: {why}"
 
 
 def nothing_fits(

@@ -7,7 +7,10 @@ figure. Without one, the prior stands:
 * by card, on weekdays: A100 2.3 % an hour, V100 0.8, H100 4.1. These are the published rates that this project started
   from (spot GPUs of the large clouds). Any other card is taken for an A100, the middle of the three, and a machine
   without a card for a V100, the least sought after of them.
-* at weekends 40 % lower than on weekdays, by UTC.
+* at weekends 40 % lower than on weekdays, by UTC; over a run, the mean of its hours.
+* no figure is published for the hour of the day, so that all are alike until losses were seen: then each part of the
+  day, by the region's clock, has the share of them that fell into it (`BY_HOUR`).
+* by the zone's age, where it was seen to come up: a new one is lost more often, an old one less (`broker.policy.past`).
 * us-east-1 three times us-west-2. Only the ratio is known, so the one is a root of three above and the other below.
 * on-demand machines are not taken back: 0, unless the offer itself says otherwise (a private host that goes offline).
 
@@ -29,6 +32,8 @@ from typing import Any
 
 from broker import gpus
 from broker.offer import Market, Offer
+from broker.policy.past import RANDOM, Past, ageing
+from broker.policy.season import offset, zone_of
 
 BY_CARD = {"A100": 0.023, "V100": 0.008, "H100": 0.041}
 OTHER_CARD = BY_CARD["A100"]
@@ -36,10 +41,15 @@ NO_CARD = BY_CARD["V100"]
 WEEKEND = 0.6
 BY_REGION = {"us-east-1": sqrt(3), "us-west-2": 1 / sqrt(3)}
 WEIGHT = 2.0
+TOGETHER = 4
+"""Hours of the day that are taken together: an installation sees few losses."""
+BY_HOUR = 20.0
+"""Losses in one part of the day that count as much as that all are alike: the tuning traces hardly show the hour."""
 MONTH = 730.0
 """Hours of a month."""
 ADVISOR = (0.025, 0.075, 0.125, 0.175, 0.30)
 """The middle of each of AWS's bands: <5, 5-10, 10-15, 15-20 and >20 % in a month; the last is open, 30 % is taken."""
+_SMALL = 1e-9
 _DAY = 86_400.0
 _WEEK = 7 * _DAY
 _MONDAY = 3 * _DAY
@@ -98,9 +108,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What this installation has seen of spot machines, by `provider/region/card`. Plain data, for a store."""
+    """What this installation has seen of spot machines, by `provider/region/card`. Plain data, for a store.
+
+    parts: the same of all of them by the part of the day, `TOGETHER` hours each, on the clocks of their regions.
+    """
 
     seen: Mapping[str, Seen] = field(default_factory=dict)
+    parts: Mapping[int, Seen] = field(default_factory=dict)
 
     def ran(self, offer: Offer, start: float, end: float, *, lost: bool) -> Experience:
         """With a machine that ran from `start` to `end`, seconds since the epoch, and was taken back then or not."""
@@ -110,14 +124,20 @@ class Experience:
         scope, more = found
         old = self.seen.get(scope, Seen())
         both = Seen(old.hours + more.hours, old.weekend + more.weekend, old.losses + more.losses)
-        return Experience({**self.seen, scope: both})
+        return Experience({**self.seen, scope: both}, self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        return {"seen": {scope: asdict(entry) for scope, entry in self.seen.items()}}
+        return {
+            "seen": {scope: asdict(entry) for scope, entry in self.seen.items()},
+            "parts": {str(part): asdict(entry) for part, entry in self.parts.items()},
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Experience:
-        return cls({scope: Seen(**entry) for scope, entry in data.get("seen", {}).items()})
+        return cls(
+            {scope: Seen(**entry) for scope, entry in data.get("seen", {}).items()},
+            {int(part): Seen(**entry) for part, entry in data.get("parts", {}).items()},
+        )
 
 
 def ran(offer: Offer, start: float, end: float, *, lost: bool) -> tuple[str, Seen] | None:
@@ -127,6 +147,33 @@ def ran(offer: Offer, start: float, end: float, *, lost: bool) -> tuple[str, See
     hours = max(0.0, end - start) / 3600
     weekend = hours * weekend_share(start, hours) if hours else 0.0
     return _scope(offer), Seen(hours, weekend, int(lost))
+
+
+def by_part(offer: Offer, start: float, end: float, *, lost: bool) -> dict[int, Seen]:
+    """What a machine adds to the experience of each part of the day; nothing on demand or simulated."""
+    if offer.market is not Market.SPOT or offer.simulated:
+        return {}
+    ahead = offset(zone_of(offer.region), start)
+    found = {part: Seen(hours) for part, hours in _parts(start + ahead, max(0.0, end - start) / 3600).items()}
+    if lost:
+        last = _part(end + ahead)
+        found[last] = Seen(found[last].hours if last in found else 0.0, 0.0, 1)
+    return found
+
+
+def _part(local: float) -> int:
+    return int(local % _DAY // (TOGETHER * 3600))
+
+
+def _parts(local: float, hours: float) -> dict[int, float]:
+    """The hours of a run in each part of the day that it touches."""
+    days, left = divmod(hours, 24)
+    found = dict.fromkeys(range(24 // TOGETHER), days * TOGETHER) if days else {}
+    while left > _SMALL:
+        step = min(left, TOGETHER - local / 3600 % TOGETHER)
+        found[_part(local)] = found.get(_part(local), 0.0) + step
+        local, left = local + step * 3600, left - step
+    return found
 
 
 def prior(card: str, region: str) -> float:
@@ -141,22 +188,34 @@ def updated(prior: float, *, expected: float, losses: float, weight: float = WEI
 
 
 class Hazards:
-    """Losses per hour of many offers, for work that starts at `at` and takes `hours`; each kind is computed once."""
+    """Losses per hour of many offers, for work that starts at `at` and takes `hours`; each kind is computed once.
 
-    def __init__(self, experience: Experience, at: float, hours: float) -> None:
-        self._experience = experience
-        self._season = 1 - (1 - WEEKEND) * weekend_share(at, hours)
-        self._known: dict[tuple[Market, bool, str, str, str | None, float | None], float] = {}
+    past: how long zones have been up; None where that is not to count.
+    """
 
-    def of(self, offer: Offer) -> float:
-        """Losses per hour. A provider's own figure is taken as it is: its period has its own weekends."""
-        kind = (offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption)
+    def __init__(self, experience: Experience, at: float, hours: float, past: Past | None = None) -> None:
+        self._experience, self._at, self._hours = experience, at, hours
+        self._past = past
+        self._known: dict[tuple[object, ...], float] = {}
+        self._seasons: dict[float, float] = {}
+        self._days: dict[tuple[float, float], float] = {}
+
+    def of(self, offer: Offer, hours: float | None = None) -> float:
+        """Losses per hour, over the hours that the work takes on this offer.
+
+        A provider's own figure is taken as it is for all hours: its period has its own weekends.
+        """
+        hours = self._hours if hours is None else hours
+        phase = RANDOM if self._past is None else self._past.phase(offer, self._at)
+        kind = (
+            offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption, hours, phase,
+        )  # fmt: skip
         found = self._known.get(kind)
         if found is None:
-            found = self._known[kind] = self._rate(offer)
+            found = self._known[kind] = self._rate(offer, hours) * (1.0 if phase == RANDOM else ageing(phase, hours))
         return found
 
-    def _rate(self, offer: Offer) -> float:
+    def _rate(self, offer: Offer, hours: float) -> float:
         if offer.market is not Market.SPOT or offer.simulated:
             return offer.interruption or 0.0
         card = model(offer.gpu or "")
@@ -166,7 +225,32 @@ class Hazards:
         mean = self._elsewhere(offer.provider, card, scope)
         if offer.interruption is not None:
             return updated(offer.interruption, expected=offer.interruption * own.hours, losses=own.losses, mean=mean)
-        return updated(expected, expected=expected * own.weighted, losses=own.losses, mean=mean) * self._season
+        rate = updated(expected, expected=expected * own.weighted, losses=own.losses, mean=mean)
+        return rate * self._season(hours) * self._day(offset(zone_of(offer.region), self._at), hours)
+
+    def _season(self, hours: float) -> float:
+        """What weekends in the run make of it."""
+        found = self._seasons.get(hours)
+        if found is None:
+            found = self._seasons[hours] = 1 - (1 - WEEKEND) * weekend_share(self._at, hours)
+        return found
+
+    def _day(self, ahead: float, hours: float) -> float:
+        """What the hours of the day in the run make of it, by what was seen. ahead: of UTC, in seconds."""
+        parts = self._experience.parts
+        if not parts:
+            return 1.0
+        found = self._days.get((ahead, hours))
+        if found is None:
+            ran, lost = (sum(getattr(seen, name) for seen in parts.values()) for name in ("hours", "losses"))
+            local, mean = self._at + ahead, 0.0
+            touched = _parts(local, hours) or {_part(local): 1.0}
+            for part, span in touched.items():
+                seen = parts.get(part, Seen())
+                expected = lost * seen.hours / ran if ran else 0.0
+                mean += span * updated(1.0, expected=expected, losses=seen.losses, weight=BY_HOUR)
+            found = self._days[ahead, hours] = mean / sum(touched.values())
+        return found
 
     def _elsewhere(self, provider: str, card: str, scope: str) -> float:
         """By how much the prior is wrong in the provider's other regions."""
@@ -180,9 +264,11 @@ class Hazards:
         return updated(1.0, expected=expected, losses=losses)
 
 
-def hazard(offer: Offer, *, at: float, hours: float = 0.0, experience: Experience | None = None) -> float:
+def hazard(
+    offer: Offer, *, at: float, hours: float = 0.0, experience: Experience | None = None, past: Past | None = None
+) -> float:
     """Losses per hour to expect of one offer, see `Hazards`."""
-    return Hazards(experience or Experience(), at, hours).of(offer)
+    return Hazards(experience or Experience(), at, hours, past).of(offer)
 
 
 @lru_cache(maxsize=1024)

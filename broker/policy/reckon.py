@@ -8,6 +8,8 @@ from broker.offer import Market, Offer
 from broker.policy.cost import Cost, Prospect
 from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock
 from broker.policy.hazard import Experience, Hazards
+from broker.policy.past import RANDOM, Past
+from broker.policy.season import moves
 
 SHORT_LIFE = 24 * 3600.0
 """Seconds below which a host that ends inside the work is passed over while others fit, whatever its price: a day's
@@ -20,35 +22,57 @@ second to keep and nobody looks at them."""
 class Reckoning:
     """What finishing costs with each offer, for one decision at `now`, seconds since the epoch.
 
-    after: USD per hour of work that a job is thought to pay once its host has ended, the best of those that last.
+    past: what was seen of prices and zones; None where prices are to be taken as they are now, and no zone as young or
+    old. after: USD per hour of work that a job is thought to pay once its host has ended, the best of those that last.
     """
 
-    def __init__(self, prospect: Prospect, experience: Experience, now: float) -> None:
-        self.prospect, self.now = prospect, now
+    def __init__(self, prospect: Prospect, experience: Experience, now: float, past: Past | None = None) -> None:
+        self.prospect, self.now, self.past = prospect, now, past
         self.after: float | None = None
-        self._hazards = Hazards(experience, now, prospect.hours or 0.0)
-        self._lines: dict[tuple[str, str, str | None, bool, float | None, bool], tuple[float, float]] = {}
+        self._hazards = Hazards(experience, now, prospect.hours or 0.0, past)
+        self._lines: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._priors: dict[tuple[str, float], tuple[float, bool]] = {}
 
     def total(self, offer: Offer) -> float:
         """What `cost` comes to. Where nothing but time and the home's egress is billed it is a line over the price, and
         one reckoning serves all offers of a kind: a market has many offers and few kinds."""
-        if offer.ends_at is not None or offer.extra:
+        past = self.past
+        if (
+            offer.ends_at is not None
+            or offer.extra
+            or (past is not None and past.seasons and offer.key in past.seasons)
+        ):
             return self.cost(offer).total
         kind = (
             offer.provider, offer.region, offer.gpu, offer.market is Market.SPOT, offer.interruption, offer.simulated,
+            RANDOM if past is None else past.phase(offer, self.now),
         )  # fmt: skip
         line = self._lines.get(kind)
         if line is None:
             cost = self.cost(offer)
-            line = self._lines[kind] = (cost.total - cost.hours * offer.hourly, cost.hours)
-        return line[0] + line[1] * offer.hourly
+            hourly = cost.season * offer.price + offer.disk_price + offer.address_price
+            line = self._lines[kind] = (cost.total - cost.hours * hourly, cost.hours, cost.season)
+        return line[0] + line[1] * (line[2] * offer.price + offer.disk_price + offer.address_price)
 
     def by_cost(self, offers: Iterable[Offer]) -> list[Offer]:
         """The offers by what finishing costs with them, the cheapest first."""
         return sorted(offers, key=self.total)
 
     def cost(self, offer: Offer) -> Cost:
-        return self.prospect.cost(offer, self._hazards.of(offer), self.now, self.after)
+        length = self.prospect.length(offer)
+        hazard = self._hazards.of(offer, length)
+        return self.prospect.cost(offer, hazard, self.now, self.after, self._season(offer, length))
+
+    def _season(self, offer: Offer, length: float) -> tuple[float, bool]:
+        past = self.past
+        if past is None or not moves(offer):
+            return 1.0, False
+        if past.seasons and offer.key in past.seasons:
+            return past.season(offer, self.now, length)
+        prior = self._priors.get((offer.region, length))
+        if prior is None:
+            prior = self._priors[offer.region, length] = Past().season(offer, self.now, length)
+        return prior
 
     def sift(self, fitting: list[Candidate]) -> tuple[list[Candidate], list[Rejected]]:
         """Without the hosts that end too early for the work, where others last."""
@@ -76,8 +100,8 @@ class Reckoning:
         return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c.offer))
 
 
-def reckoning(wish: Wish, experience: Experience | None, now: float) -> Reckoning | None:
+def reckoning(wish: Wish, experience: Experience | None, now: float, past: Past | None = None) -> Reckoning | None:
     """None where the work is not known."""
     if wish.prospect is None or wish.prospect.hours is None:
         return None
-    return Reckoning(wish.prospect, experience or Experience(), now)
+    return Reckoning(wish.prospect, experience or Experience(), now, past)

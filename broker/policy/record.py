@@ -18,8 +18,9 @@ from broker.policy.decision import Decision, Kind, Wish, money
 from broker.policy.due import Due
 from broker.policy.hazard import Experience
 from broker.policy.memory import Memory
+from broker.policy.past import Past
 
-VERSION = 1
+VERSION = 2
 MOST = 1000
 """Offers that a record keeps. Beyond, the dearest are left out of it: they were never near being taken."""
 SOONEST = 0.1
@@ -42,7 +43,10 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that a decision rests on. heading: the key of the offer that the job is moving to while its machine runs."""
+    """All that a decision rests on. heading: the key of the offer that the job is moving to while its machine runs.
+
+    past: what was seen of prices and zones; None where neither counts.
+    """
 
     offers: tuple[Offer, ...]
     wish: Wish
@@ -53,6 +57,7 @@ class Inputs:
     due: Due | None = None
     patience: Patience | None = None
     heading: str | None = None
+    past: Past | None = None
 
 
 def decide(inputs: Inputs) -> Decision:
@@ -65,6 +70,7 @@ def decide(inputs: Inputs) -> Decision:
         failures=inputs.failures,
         experience=inputs.experience,
         due=inputs.due,
+        past=inputs.past,
     )
     if inputs.heading is not None:
         return _headed(decision, inputs.heading)
@@ -107,6 +113,7 @@ def _patient(decision: Decision, inputs: Inputs, patience: Patience) -> Decision
         now=inputs.now,
         failures=inputs.failures,
         experience=inputs.experience,
+        past=inputs.past,
     )
     if only.offer is not None:
         return replace(only, spotless=since)
@@ -142,6 +149,7 @@ def to_json(inputs: Inputs, decision: Decision) -> dict[str, Any]:
         "due": inputs.due.to_json() if inputs.due else None,
         "patience": asdict(inputs.patience) if inputs.patience else None,
         "heading": inputs.heading,
+        "past": inputs.past.within(offers).to_json() if inputs.past else None,
         "decision": decision.to_json(limit=MOST),
     }
 
@@ -165,6 +173,7 @@ def inputs_of(data: Mapping[str, Any]) -> Inputs:
         due=Due.from_json(data["due"]) if data["due"] else None,
         patience=Patience(**data["patience"]) if data["patience"] else None,
         heading=data["heading"],
+        past=Past.from_json(data["past"]) if data["past"] else None,
     )
 
 

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from broker.offer import Market, Offer
 from broker.policy.hazard import (
+    BY_HOUR,
     WEIGHT,
     Experience,
+    Seen,
     advisor,
+    by_part,
     eviction,
     hazard,
     model,
@@ -22,6 +25,7 @@ from broker.policy.hazard import (
     updated,
     weekend_share,
 )
+from broker.policy.past import Past
 
 MONDAY = 1_796_000_400.0 - 1_796_000_400.0 % 86_400 - 86_400 * 3
 DAY = 86_400.0
@@ -118,3 +122,65 @@ def test_a_share_of_weekend_is_a_share(at: float, hours: float) -> None:
 def test_a_card_nobody_knows_keeps_its_name() -> None:
     assert model("Frobnicator 9") == "Frobnicator 9"
     assert model("") == ""
+
+
+def test_a_new_zone_is_lost_more_often_and_an_old_one_less(monday: float) -> None:
+    """By the losses of the tuning traces, over the whole run: how old a zone was at its start wears off."""
+    offer = spot()
+
+    def at_age(age: float, hours: float) -> float:
+        past = Past(since={offer.key: monday - age * 3600})
+        return hazard(offer, at=monday, hours=hours, past=past) / hazard(offer, at=monday, hours=hours)
+
+    assert at_age(0.0, 0.0) == pytest.approx(1.835 / 0.165)
+    # 2 h of a zone that is new: 0.0-0.17 h ... 1.34-2.7 h of its phases; of one met at random 6 to 8 h
+    losses = 0.085 * 1.835 + 0.17 * 1.379 + 0.33 * 0.901 + 0.67 * 0.581 + 0.745 * 0.385
+    assert at_age(0.05, 2.0) == pytest.approx(losses / (2 * 0.165), rel=1e-6)
+    ages = [at_age(age, 24.0) for age in (0.0, 0.5, 2.0, 6.0, 12.0, 30.0)]
+    assert ages == sorted(ages, reverse=True)
+    assert ages[3] == 1
+    assert 1 < at_age(0.0, 500.0) < at_age(0.0, 24.0)
+    assert 0.3 < ages[-1] < 1
+
+
+def test_what_a_provider_says_of_its_zones_is_corrected_by_age(monday: float) -> None:
+    young, old = replace(spot(), interruption=0.01), replace(spot(region="eu-west-2"), interruption=0.01)
+    past = Past(since={young.key: monday, old.key: monday - 40 * 3600})
+    assert hazard(young, at=monday, hours=10, past=past) > 0.01 > hazard(old, at=monday, hours=10, past=past)
+    steady = replace(spot(), market=Market.ON_DEMAND)
+    assert hazard(steady, at=monday, hours=10, past=Past(since={steady.key: monday})) == 0
+
+
+def test_the_hour_of_the_day_counts_as_losses_were_seen(monday: float) -> None:
+    """All losses at 18:00 in Dublin; the hours before and after alike."""
+    parts: dict[int, Seen] = {}
+    for day in range(30):
+        start = monday + day * DAY
+        for part, entry in by_part(spot(), start, start + 18 * 3600, lost=True).items():
+            old = parts.get(part, Seen())
+            parts[part] = Seen(old.hours + entry.hours, 0.0, old.losses + entry.losses)
+    assert [parts[n].losses for n in range(5)] == [0, 0, 0, 0, 30]
+    assert [round(parts[n].hours) for n in range(5)] == [120, 120, 120, 120, 60]
+    seen = Experience(parts=parts)
+
+    def of(hour: float, hours: float) -> float:
+        at = monday + hour * 3600
+        return hazard(spot(), at=at, hours=hours, experience=seen) / hazard(spot(), at=at, hours=hours)
+
+    expected = [30 * 4 / 18] * 4 + [30 * 2 / 18, 0.0]
+    factors = [(BY_HOUR + (30 if n == 4 else 0)) / (BY_HOUR + expected[n]) for n in range(6)]
+    assert of(17, 0) == pytest.approx(factors[4])
+    assert of(1, 0) == pytest.approx(factors[0])
+    assert of(14, 4) == pytest.approx((2 * factors[3] + 2 * factors[4]) / 4), "the mean of the run's hours"
+    assert of(14, 24) == pytest.approx(sum(factors) / 6)
+    assert of(3, 240) == pytest.approx(sum(factors) / 6)
+    assert Experience.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    assert by_part(replace(spot(), simulated=True), monday, monday + DAY, lost=True) == {}
+
+
+@given(st.floats(0, 2e9), st.floats(0, 2000))
+def test_every_hour_of_a_run_is_in_a_part_of_the_day(start: float, hours: float) -> None:
+    found = by_part(spot(), start, start + hours * 3600, lost=True)
+    assert sum(entry.hours for entry in found.values()) == pytest.approx(hours, abs=1e-6)
+    assert sum(entry.losses for entry in found.values()) == 1
+    assert all(0 <= part < 6 for part in found)
