@@ -131,6 +131,7 @@ Truth = Annotated[bool, _scalar(quantity.truth), _written("boolean", "string")]
 Count = Annotated[int, _scalar(quantity.count), _written("integer", "string")]
 Positive = Annotated[float, _scalar(quantity.positive), _written("number", "string")]
 Size = Annotated[float, _scalar(quantity.size), _written("number", "string")]
+Data = Annotated[float, _scalar(quantity.data), _written("number", "string")]
 Duration = Annotated[float, _scalar(quantity.duration), _written("number", "string")]
 Speeds = Annotated[dict[str, float], BeforeValidator(_speeds), WithJsonSchema(
     {"type": "object", "additionalProperties": {"type": ["number", "string"]}}
@@ -256,6 +257,8 @@ class WorkFields(Fields):
     hours: Positive | None = _field("Hours that the whole work takes on one machine.")
     on: Text | None = _field("The card that `hours` were measured on.")
     steps: Count | None = _field("Steps that the whole work has, as `broker.guest.progress` counts them.")
+    download: Data | None = _field("What each machine fetches, such as `400GB`: some hosts charge for it.")
+    upload: Data | None = _field("What the program sends elsewhere, snapshots not counted: they are measured.")
 
 
 class RehearseFields(Fields):

@@ -81,8 +81,11 @@ def prospect_of(task: Task) -> Prospect:
     hours = task.work.hours if task.work is not None else None
     saves, speed = task.checkpoint, relative(task.speed, task.work.on if task.work is not None else None)
     if saves is None:
-        return Prospect(hours, lost=hours / 2 if hours is not None else LOST, speed=speed)
-    return Prospect(hours, lost=saves.every / 2 / 3600 if saves.every is not None else LOST, speed=speed)
+        lost = hours / 2 if hours is not None else LOST
+    else:
+        lost = saves.every / 2 / 3600 if saves.every is not None else LOST
+    down, up = (task.work.download, task.work.upload) if task.work is not None else (None, None)
+    return Prospect(hours, lost=lost, speed=speed, download=down or 0.0, upload=up or 0.0)
 
 
 def relative(speed: Mapping[str, float], on: str | None) -> dict[str, float]:

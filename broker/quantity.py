@@ -63,6 +63,13 @@ def size(text: str) -> float:
     return value
 
 
+def data(text: str) -> float:
+    """GiB from `400`, `400GB` or `400GiB`, above zero. Data is charged by the GB, so that here it is no GiB."""
+    gib, match = size(text), _SIZE.fullmatch(text.strip().removesuffix("+").strip())
+    unit = (match["unit"] or "g").lower() if match else "g"
+    return gib if "i" in unit else gib * (1000 / 1024) ** ("kmgt".index(unit[0]) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """A size given as so many GiB for each CPU."""

@@ -90,13 +90,21 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much there is to do. hours: of one machine with the card `on`; steps: as `progress` counts them."""
+    """How much there is to do. hours: of one machine with the card `on`; steps: as `progress` counts them.
+
+    download: GiB that each machine fetches; upload: GiB that leave, snapshots not counted.
+    """
 
     hours: float | None = None
     on: str | None = None
     steps: int | None = None
+    download: float | None = None
+    upload: float | None = None
 
     def problems(self) -> Iterator[Problem]:
+        for name, gib in (("download", self.download), ("upload", self.upload)):
+            if gib is not None and not 0 <= gib < math.inf:
+                yield Problem(f"work.{name}", f"must be zero or more GiB, not {gib}")
         if self.hours is None and self.steps is None:
             yield Problem("work", "needs hours or steps", "for instance `work: {hours: 6, on: A100}`")
         if self.hours is not None and not 0 < self.hours < math.inf:

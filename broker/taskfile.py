@@ -329,7 +329,7 @@ class _Reader:
             "recover_on_exit_codes": found.codes,
             "labels": found.labels,
             "checkpoint": _checkpoint(model.checkpoint),
-            "work": Work(**model.work.model_dump()) if model.work else None,
+            "work": Work(**model.work.model_dump(exclude_none=True)) if model.work else None,
             "spot": spot or model.spot,
             "max_price": self._once(model.max_price, found.max_price, "max_price", "max_hourly_cost"),
             "max_hours": model.max_hours,

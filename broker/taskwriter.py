@@ -38,6 +38,7 @@ def write(task: Task) -> str:
     if task.rehearse is not None and task.rehearse.resources:
         data["rehearse"]["resources"] = _resources(task.rehearse.resources)
     data["keep_on_failure"] = _keep(task.keep_on_failure)
+    data["work"] = _work(data["work"])
     codes = data.pop("recover_on_exit_codes")
     if task.schedule is not None and (window := task.schedule.window) is not None:
         data["schedule"]["window"] = {"from": window.begin, "to": window.end, "start": window.start}
@@ -72,6 +73,12 @@ def _image(name: str | None) -> str | None:
     """An image as a task file names it."""
     found = images.parse(name)
     return f"docker:{found.name}" if found and not found.machine else name
+
+
+def _work(data: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Data in GiB, which a bare number would not be."""
+    sized = {name: f"{gib!r}GiB" for name in ("download", "upload") if data and (gib := data[name])}
+    return {**data, **sized} if data else None
 
 
 def _resources(resources: tuple[Resources, ...], *, ordered: bool = False) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def expected(
     egress_per_gib: float = 0.0,
     download_gib: float = 0.0,
     download_per_gib: float = 0.0,
+    saves: float = 0.0,
     upload_gib: float = 0.0,
     upload_per_gib: float = 0.0,
     minimum_hours: float = 0.0,
@@ -128,9 +129,9 @@ def expected(
     hazard: losses per hour. lost_hours: work lost with a machine, on average. restart_hours: from a launch to its first
     step; start_hours: the same for the first launch where it differs. checkpoint_gib is read from the home for
     `egress_per_gib` at every restart, and at the first start where the job is `resumed`; download_gib comes to every
-    machine, upload_gib leaves once. minimum_hours: least that one launch is billed for. speed: how fast the card is,
-    where the work's hours are those of a card of speed 1. season: times the machine's price now that it costs on
-    average over the run (`broker.policy.past`), its disk not; seen: as in `Cost`.
+    machine, upload_gib leaves once, the checkpoint `saves` times. minimum_hours: least that one launch is billed for.
+    speed: how fast the card is, where the work's hours are those of a card of speed 1. season: times the machine's
+    price now that it costs on average over the run (`broker.policy.past`), its disk not; seen: as in `Cost`.
 
     now: seconds since the epoch; with it a host's end inside the job counts as a loss. What is left then goes on at
     `after` USD per hour of work, or, where None, on hosts like this one.
@@ -154,8 +155,8 @@ def expected(
         course.lost * hourly,
         course.starting * hourly,
         (moves + resumed) * checkpoint_gib * egress_per_gib,
-        (moves + 1) * download_gib * download_per_gib,
-        upload_gib * upload_per_gib,
+        ((moves + 1) * download_gib + (moves + resumed) * checkpoint_gib) * download_per_gib,
+        (upload_gib + saves * checkpoint_gib) * upload_per_gib,
         minimum,
         (left * speed + restart_hours) * after if left and after is not None else 0.0,
     )
@@ -232,6 +233,7 @@ class Prospect:
             egress_per_gib=self.egress_of(offer) or 0.0,
             download_gib=self.download,
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
+            saves=self.hours / (2 * self.lost) if self.lost else 0.0,
             upload_gib=self.upload,
             upload_per_gib=extra.get("upload_per_gib", 0.0) if extra else 0.0,
             minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,

@@ -44,6 +44,17 @@ def test_a_host_that_charges_for_data_costs_more_than_its_hourly_price() -> None
     assert first.parts == pytest.approx({"machine": 3.10, "download": 8.0, "upload": 1.0})
 
 
+def test_checkpoints_are_data_that_a_host_charges_for_too() -> None:
+    """20 saves of 3 GiB in 10 hours go up; each next machine fetches one, the first too where the job is resumed."""
+    cost = plain(1.0, 10, checkpoint_gib=3, saves=20, upload_per_gib=0.02, download_per_gib=0.01)
+    assert cost.parts == pytest.approx({"machine": 10.0, "upload": 1.2})
+    assert plain(1.0, 10, checkpoint_gib=3, download_per_gib=0.01, resumed=True).download == pytest.approx(0.03)
+    charges = replace(offer(1.0), extra={"upload_per_gib": 0.02})
+    assert Prospect(10, lost=0.25, checkpoint=3, restarts={"vast": 0}).cost(charges, 0, NOW).upload == pytest.approx(
+        1.2
+    )
+
+
 def test_disk_and_address_are_parts_of_an_hour() -> None:
     machine = replace(offer(1.0, disk=0.02), address_price=0.005)
     cost = expected(machine, 10, hazard=0, lost_hours=0, restart_hours=1)

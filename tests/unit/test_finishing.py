@@ -146,6 +146,8 @@ def test_the_prospect_of_a_task() -> None:
     assert wish_of(replace(task, checkpoint=Checkpoint("c"))).prospect == Prospect(6, lost=0.25)
     assert wish_of(replace(task, checkpoint=None, spot="never")).prospect == Prospect(6, lost=3)
     assert wish_of(replace(task, work=Work(steps=3))).prospect == Prospect(None, lost=1 / 6)
+    moved = Work(hours=6, download=400, upload=50)
+    assert wish_of(replace(task, work=moved)).prospect == Prospect(6, lost=1 / 6, download=400, upload=50)
 
 
 def test_a_simulated_machine_starts_at_once() -> None:

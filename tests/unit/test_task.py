@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker import quantity
 from broker.errors import TaskError
 from broker.offer import Market, Trust
 from broker.task import Checkpoint, Rehearse, Resources, Task, Work, load
@@ -269,6 +270,22 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     (query,) = task.queries
     assert (query.gpu, query.gpu_count, query.disk, query.markets) == ("H100", 8, 20.0, (Market.SPOT,))
+
+
+def test_data_is_counted_as_it_is_charged_for(tmp_path: Path) -> None:
+    """A GB of data is 1000^3 bytes, as on the bill; GiB are told apart."""
+    task = read(tmp_path, NEVER + "work: {hours: 10, download: 400GB, upload: 50GiB}\n")
+    assert task.work is not None
+    assert task.work.download == pytest.approx(400e9 / 2**30)
+    assert task.work.upload == 50
+    assert [quantity.data(text) * 2**30 for text in ("400", "1.5 TB", "20 MB", "2KiB")] == pytest.approx(
+        [400e9, 1.5e12, 20e6, 2048]
+    )
+    (tmp_path / "again.yaml").write_text(task.to_yaml())
+    assert Task.from_yaml(tmp_path / "again.yaml").work == task.work
+    assert "work.upload: must be a size above zero" in str(refused(tmp_path, NEVER + "work: {hours: 1, upload: -1}\n"))
+    with pytest.raises(TaskError, match=r"work.download: must be zero or more GiB, not nan"):
+        Task(run="x", spot="never", work=Work(hours=1, download=float("nan")))
 
 
 def test_a_rehearsals_own_resources_and_step_go_through_json_and_yaml(tmp_path: Path) -> None:
