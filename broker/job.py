@@ -424,7 +424,7 @@ def plan(
         tick = config.limits(simulated=all(offer.simulated for offer in book.offers)).weigh
         due = with_sky(due, book.offers, outlook.wish, records, now, tick)
     decision = record.decide(
-        record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due)
+        record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due, past=past)
     )
     return Plan(
         task=task,
@@ -434,6 +434,7 @@ def plan(
         size=size(task.workdir, left_out(task, config)) if task.workdir else None,
         providers=tuple(registry.names()),
         mounts=mounts,
+    from broker.policy.past import Past
         fields=_fields(task),
         balance=_balance(decision, config),
         left_out=book.left_out_words,
@@ -447,6 +448,7 @@ def plan(
 def _records(config: Config) -> Records | None:
     """What this installation has seen; None before its first job, since a plan leaves nothing behind."""
     from broker.experience import Records
+    past = records.past(book.offers, now) if records is not None else Past()
     from broker.store import open_store
 
     if not config.database and not (config.state / "jobs.db").exists():

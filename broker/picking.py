@@ -118,6 +118,7 @@ def _too_late(state: JobState, outlook: Outlook, world: World) -> JobState | Non
 
 def mourn(state: JobState, world: World) -> JobState:
     """Remember the offer that took its machine back or never started it, so that this pick looks elsewhere."""
+        past=world.records.past(book.offers, now),
     if state.lost is None:
         return state
     generation, why = state.lost
@@ -165,7 +166,8 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     offer, generation, now = decision.offer, state.generation + 1, world.clock()
     assert offer is not None
     limiting = purses(task, state, world, simulated=offer.simulated, but=generation)
-    hazard = outlook.hazard(offer, now)
+    finish = decision.ranked[0].finish
+    hazard = finish.hazard if finish is not None else outlook.hazard(offer, now)
     highest = bid(decision, outlook.wish, hazard, limited=bool(limiting))
     any_of = () if state.live is not None else _any_of(decision, world)
     dearest = max(one.hourly for one in (offer, *any_of))

@@ -228,3 +228,20 @@ def test_what_is_old_is_forgotten_but_for_the_newest(store: Store) -> None:
     with store.engine.connect() as db:
         found = [row.price for row in db.execute(sa.select(prices).order_by(prices.c.at))]
     assert found == [1.2]
+
+
+def test_explained_parts_show_the_season_where_there_is_one() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from broker.cli.tables import parts_table
+
+    def shown(past: Past | None) -> str:
+        console = Console(file=StringIO(), width=200)
+        console.print(parts_table(run([spot(), spot(market=Market.ON_DEMAND)], 24, NOON, past).ranked))
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    assert "PRICE" in shown(Past())
+    assert "-5%" in shown(Past())
+    assert "PRICE" not in shown(None)
