@@ -410,6 +410,7 @@ def plan(
     from broker.placement import left_out
     from broker.policy import record
     from broker.policy.memory import Memory
+    from broker.policy.past import Past
     from broker.renewals import unattended
     from broker.workdir import size
 
@@ -423,6 +424,7 @@ def plan(
     if due is not None:
         tick = config.limits(simulated=all(offer.simulated for offer in book.offers)).weigh
         due = with_sky(due, book.offers, outlook.wish, records, now, tick)
+    past = records.past(book.offers, now) if records is not None else Past()
     decision = record.decide(
         record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due, past=past)
     )
@@ -434,7 +436,6 @@ def plan(
         size=size(task.workdir, left_out(task, config)) if task.workdir else None,
         providers=tuple(registry.names()),
         mounts=mounts,
-    from broker.policy.past import Past
         fields=_fields(task),
         balance=_balance(decision, config),
         left_out=book.left_out_words,
@@ -448,7 +449,6 @@ def plan(
 def _records(config: Config) -> Records | None:
     """What this installation has seen; None before its first job, since a plan leaves nothing behind."""
     from broker.experience import Records
-    past = records.past(book.offers, now) if records is not None else Past()
     from broker.store import open_store
 
     if not config.database and not (config.state / "jobs.db").exists():

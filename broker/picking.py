@@ -87,6 +87,7 @@ def decided(
         due=outlook.due,
         patience=None if weighing else record.Patience(limits.fallback, limits.weigh, state.spotless, had),
         heading=heading,
+        past=world.records.past(book.offers, now),
     )
     decision = record.decide(inputs)
     passing = decision.offer is None or weighing
@@ -118,7 +119,6 @@ def _too_late(state: JobState, outlook: Outlook, world: World) -> JobState | Non
 
 def mourn(state: JobState, world: World) -> JobState:
     """Remember the offer that took its machine back or never started it, so that this pick looks elsewhere."""
-        past=world.records.past(book.offers, now),
     if state.lost is None:
         return state
     generation, why = state.lost
