@@ -239,7 +239,7 @@ def test_explained_parts_show_the_season_where_there_is_one() -> None:
 
     def shown(past: Past | None) -> str:
         console = Console(file=StringIO(), width=200)
-        console.print(parts_table(run([spot(), spot(market=Market.ON_DEMAND)], 24, NOON, past).ranked))
+        console.print(parts_table(run([spot(0.9), spot(market=Market.ON_DEMAND)], 24, NOON, past).ranked))
         return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
     assert "PRICE" in shown(Past())
