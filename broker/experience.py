@@ -94,11 +94,13 @@ TABLES = (seen, measured, learned, looks, zones, decisions)
 class Measured:
     """What earlier jobs of a task have shown. restarts: hours from a launch to the first step, by provider.
 
-    checkpoint: GiB of a snapshot. save: seconds that a save and its upload take. paces: steps per hour, by card.
+    checkpoint: GiB of a snapshot. sent: GiB that saves send in an hour. save: seconds that a save and its upload take.
+    paces: steps per hour, by card.
     """
 
     restarts: Mapping[str, float] = field(default_factory=dict)
     checkpoint: float = 0.0
+    sent: float = 0.0
     save: float | None = None
     paces: Mapping[str, float] = field(default_factory=dict)
 
@@ -108,7 +110,8 @@ class Lesson:
     """What one placement has shown. began, ended: seconds since the epoch, of its machine; lost: it was taken back.
 
     task: the task's name; image: the container, "" for none. restart: seconds from its launch to its first step.
-    checkpoint: bytes of its newest snapshot. save: seconds of a save with its upload. pace: steps per hour.
+    checkpoint: bytes of its newest snapshot. sent: bytes that its saves sent in an hour. save: seconds of a save with its
+    upload. pace: steps per hour.
     """
 
     job: str
@@ -121,6 +124,7 @@ class Lesson:
     image: str = ""
     restart: float | None = None
     checkpoint: int | None = None
+    sent: float | None = None
     save: float | None = None
     pace: float | None = None
 
@@ -131,6 +135,7 @@ class Lesson:
             f"restart|{provider}": self.restart,
             f"restart|{provider}|{self.image}": self.restart,
             f"checkpoint|{self.task}": self.checkpoint,
+            f"sent|{self.task}": self.sent,
             f"save|{self.task}": self.save,
             f"pace|{self.task}|{self.offer.gpu or ''}": self.pace,
         }
@@ -188,7 +193,7 @@ class Records:
         name = task.name
         wanted = sa.or_(
             measured.c.key.startswith("restart|"),
-            measured.c.key.in_([f"checkpoint|{name}", f"save|{name}"]),
+            measured.c.key.in_([f"{what}|{name}" for what in ("checkpoint", "sent", "save")]),
             measured.c.key.startswith(f"pace|{name}|", autoescape=True),
         )
         with self._engine.connect() as db:
@@ -203,8 +208,8 @@ class Records:
             for provider in providers
         }
         paces = {key.rsplit("|", 1)[1]: value for key, value in found.items() if key.startswith("pace|")}
-        size = found.get(f"checkpoint|{name}", 0.0) / 2**30
-        return Measured(restarts, size, found.get(f"save|{name}"), paces)
+        size, sent = (found.get(f"{what}|{name}", 0.0) / 2**30 for what in ("checkpoint", "sent"))
+        return Measured(restarts, size, sent, found.get(f"save|{name}"), paces)
 
     # Zones
 

@@ -28,17 +28,20 @@ def learn(state: JobState, entry: Retiring, world: World) -> None:
         e.at for e in world.store.events(state.job, kinds=("first_step", "resumed")) if e.generation == row.generation
     ]
     offer = LaunchRequest.from_json(dict(row.request)).offer
+    ended = entry.gone_at or world.clock()
+    size, sent = snapshots(row, job.home, ended, world)
     lesson = Lesson(
         job=row.job,
         generation=row.generation,
         offer=offer,
         began=entry.held.launched_at,
-        ended=entry.gone_at or world.clock(),
+        ended=ended,
         lost=entry.why in TAKEN or entry.cause == Cause.PREEMPTED,
         task=job.name,
         image=row.request.get("container") or row.request.get("image") or "",
         restart=_restart(row, starts),
-        checkpoint=_size(row, job.home, world),
+        checkpoint=size,
+        sent=sent,
         save=_save(row.beat or {}),
         pace=_pace(row),
     )
@@ -64,12 +67,21 @@ def _pace(row: PlacementRow) -> float | None:
     return Stay(row.program_at, told.get("at"), beat.get("first_step"), told.get("step")).pace
 
 
-def _size(row: PlacementRow, url: str, world: World) -> int | None:
-    """Bytes of its newest snapshot."""
+def snapshots(row: PlacementRow, url: str, ended: float, world: World) -> tuple[int | None, float | None]:
+    """Bytes of its newest snapshot, and bytes an hour that its snapshots sent: each what the newest did not share with
+    the one before."""
     seq = (row.beat or {}).get("seq")
     if not seq:
-        return None
+        return None, None
+    keys = JobKeys(row.job)
     try:
-        return read_manifest(world.home(url), JobKeys(row.job), row.generation, seq).size
+        home = world.home(url)
+        newest = read_manifest(home, keys, row.generation, seq)
     except (errors.HomeError, FileNotFoundError):
-        return None
+        return None, None
+    sent = newest.size
+    with contextlib.suppress(errors.HomeError, FileNotFoundError):
+        before = {file.sha256 for file in read_manifest(home, keys, row.generation, seq - 1).files.values()}
+        sent = sum(file.size for file in newest.files.values() if file.sha256 not in before)
+    hours = Stay(row.program_at, ended).hours
+    return newest.size, sent * seq / hours if hours else None

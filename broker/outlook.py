@@ -199,6 +199,8 @@ def _prospect(
         speed=speed,
         checkpoint=measured.checkpoint,
         egress=egress.by_place(home, home_config),
+        leaving=egress.leaving(home, home_config),
+        upload=measured.sent * (work.hours or 0.0),
         resumed=resumed,
     )
 

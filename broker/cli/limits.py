@@ -36,6 +36,10 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
         size, price = plan.egress
         text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD, as checkpoints of this task were"
         lines.append(("egress per move", text))
+    if plan.upload is not None and plan.upload[0] >= LEAST:
+        size, price = plan.upload
+        text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD until done, as this task saved before"
+        lines.append(("egress of saves", text))
     if plan.unattended:
         lines.append(("unattended", plan.unattended))
     return lines

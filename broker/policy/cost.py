@@ -39,9 +39,9 @@ class Cost(NamedTuple):
 
     machine, disk and address: of the work itself. rework: work done again. restarts: from each launch to its first
     step, the first one included. egress: what the home charges for checkpoints that are restored. download and upload:
-    what the machine's host charges. minimum: billed though not used. later: the work after this host has ended,
-    elsewhere. hours: until done. moves: losses expected on the way, a host's end included. ends: whether the host ends
-    before.
+    what the machine's host or cloud charges, most of all for saves. minimum: billed though not used. later: the work
+    after this host has ended, elsewhere. hours: until done. moves: losses expected on the way, a host's end included.
+    ends: whether the host ends before.
     per_hour_of_progress: the total by the hours of work, as they count on a card of speed 1.
     season: what an hour costs on average over the run, in times of the price now; seen: that is what past weeks showed.
     """
@@ -198,8 +198,10 @@ class Prospect:
 
     lost: hours of work lost with a machine. restarts: measured hours from a launch to the first step, by provider.
     speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
-    by the provider, or `provider/region`, of the machine that reads. Data in GiB. What a host charges for data or bills
-    at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
+    by the provider, or `provider/region`, of the machine that reads; leaving: what the machine's cloud charges for what
+    it sends to the home, by the same. upload: what is sent there until the work is done. Data in GiB. What a host
+    charges for data or bills at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD,
+    `minimum_hours`.
     """
 
     hours: float | None = None
@@ -208,6 +210,7 @@ class Prospect:
     speed: Mapping[str, float] = field(default_factory=dict)
     checkpoint: float = 0.0
     egress: Mapping[str, float] = field(default_factory=dict)
+    leaving: Mapping[str, float] = field(default_factory=dict)
     download: float = 0.0
     upload: float = 0.0
     resumed: bool = False
@@ -235,7 +238,7 @@ class Prospect:
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
             saves=self.hours / (2 * self.lost) if self.lost else 0.0,
             upload_gib=self.upload,
-            upload_per_gib=extra.get("upload_per_gib", 0.0) if extra else 0.0,
+            upload_per_gib=self.leaving_of(offer) or 0.0 if self.upload else 0.0,
             minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
             speed=self.speed_of(offer) if self.speed else 1.0,
             resumed=self.resumed,
@@ -253,6 +256,12 @@ class Prospect:
     def egress_of(self, offer: Offer) -> float | None:
         """USD per GiB that the home charges for what the machine reads; None where that is not known."""
         return self.egress.get(f"{offer.provider}/{offer.region}", self.egress.get(offer.provider))
+
+    def leaving_of(self, offer: Offer) -> float | None:
+        """USD per GiB that is charged for what the machine sends to the home; None where that is not known."""
+        if offer.extra and "upload_per_gib" in offer.extra:
+            return float(offer.extra["upload_per_gib"])
+        return self.leaving.get(f"{offer.provider}/{offer.region}", self.leaving.get(offer.provider))
 
     def restart(self, offer: Offer) -> float:
         """Hours from a launch to the first step."""

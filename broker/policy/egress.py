@@ -1,9 +1,11 @@
-"""What a home charges for what is read from it: USD per GiB, by where the reader is. Pure.
+"""What data between machines and a home costs: USD per GiB, by where the machine is. Pure.
 
-List prices of the first paid tier (2026): S3 to the internet 0.09 and to another of its regions 0.02 a GB, within a
-region nothing (aws.amazon.com/s3/pricing); Cloud Storage to the internet 0.12 and between regions of a continent 0.02
-(cloud.google.com/storage/pricing); Azure Blob 0.087 and 0.02; R2 and Tigris nothing; B2 0.01 beyond its free share;
-Wasabi nothing within what is stored. A store that is not known here charges an amount that is not known either.
+Who sends is charged: the home's store for what a machine reads, the machine's cloud for what it saves. List prices of
+the first paid tier (2026): S3 and EC2 to the internet 0.09 and to another region 0.02 a GB, within a region nothing
+(aws.amazon.com/s3/pricing, aws.amazon.com/ec2/pricing/on-demand); Google Cloud to the internet 0.12 and between regions
+of a continent 0.02 (cloud.google.com/storage/pricing); Azure 0.087 and 0.02; R2 and Tigris nothing; B2 0.01 beyond its
+free share; Wasabi nothing within what is stored. A store that is not known here charges an amount that is not known
+either.
 """
 
 from __future__ import annotations
@@ -49,14 +51,25 @@ def store(home: str, settings: Mapping[str, str]) -> str:
 
 
 def by_place(home: str, settings: Mapping[str, str]) -> dict[str, float]:
-    """USD per GiB by `provider` and, where it differs, by `provider/region`; empty where nothing is known."""
+    """What the home charges for what machines read: USD per GiB by `provider` and, where it differs, by
+    `provider/region`; empty where nothing is known."""
     whose = store(home, settings)
     if not whose:
         return {}
-    prices = dict.fromkeys((*_CLOUDS, *EVERYWHERE), _INTERNET[whose])
-    if whose in _CLOUDS:
-        prices[whose] = _BETWEEN_REGIONS
-        region = next((value for key, value in settings.items() if key.lower().endswith("region")), "")
-        if region:
-            prices[f"{whose}/{region}"] = 0.0
-    return prices
+    return {**dict.fromkeys((*_CLOUDS, *EVERYWHERE), _INTERNET[whose]), **_within(whose, settings)}
+
+
+def leaving(home: str, settings: Mapping[str, str]) -> dict[str, float]:
+    """What clouds charge for what their machines send to the home, by the same; a marketplace's host says it itself."""
+    whose = store(home, settings)
+    if whose in ("", "local"):
+        return {}
+    return {**{cloud: _INTERNET[cloud] for cloud in _CLOUDS}, **_within(whose, settings)}
+
+
+def _within(whose: str, settings: Mapping[str, str]) -> dict[str, float]:
+    """Between a cloud's regions, and nothing within the home's own."""
+    if whose not in _CLOUDS:
+        return {}
+    region = next((value for key, value in settings.items() if key.lower().endswith("region")), "")
+    return {whose: _BETWEEN_REGIONS, **({f"{whose}/{region}": 0.0} if region else {})}

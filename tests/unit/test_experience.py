@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from unit.stage import START, Stage, offer
 
+from broker import learning
 from broker.experience import LOOKED_AWAY, Lesson, Records
 from broker.home import JobKeys
 from broker.manifest import File, Manifest
@@ -186,6 +187,22 @@ def test_work_left_comes_from_progress(stage: Stage) -> None:
     assert found.on == "H100"
 
 
+def test_saves_send_what_they_do_not_share_with_the_one_before(stage: Stage) -> None:
+    job = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    stage.run(job, until=lambda: stage.clock() > START + HOUR)
+    (row,) = job.placements()
+    row = replace(row, beat={"seq": 6}, program_at=START)
+    home, keys = stage.world.home(job.row.home), JobKeys(job.id)
+    for seq, names in ((5, "ab"), (6, "bcd")):
+        files = {name: File(name * 64, 1000, 0o644) for name in names}
+        home.put(keys.manifest(1, seq), Manifest(1, seq, START, None, {}, files).to_bytes())
+    assert learning.snapshots(row, job.row.home, START + 2 * HOUR, stage.world) == (3000, 6 * 2000 / 2)
+    home.delete([keys.manifest(1, 5)])
+    assert learning.snapshots(row, job.row.home, START + 2 * HOUR, stage.world) == (3000, 6 * 3000 / 2), "all of it"
+    silent = replace(row, beat=None)
+    assert learning.snapshots(silent, job.row.home, START + 2 * HOUR, stage.world) == (None, None)
+
+
 def test_a_live_broker_looks_at_zones_between_jobs_at_a_bounded_price(stage: Stage) -> None:
     wishes = [Resources(gpu="H100", gpu_count=1, disk=float(size)) for size in range(1, 9)]
     for wish in wishes:
@@ -224,6 +241,27 @@ def test_work_left_comes_from_the_checkpoint_itself(stage: Stage) -> None:
     assert found.source.startswith("its checkpoint (step 300 of 900): 600 steps left at ")
     ran = (stage.clock() - START - 600) / HOUR
     assert found.hours == pytest.approx(600 / (300 / ran), rel=0.05)
+
+
+def test_saves_leave_the_machines_cloud(store: Store) -> None:
+    """Within a bucket's region for nothing; to another one, or to a store elsewhere, for what the cloud takes."""
+    records = Records(store)
+    records.learn(lesson(1, sent=2 * 2**30))
+    asked = task(work=Work(hours=6), resources=Resources(gpu="H100", gpu_count=1))
+
+    def cost(home: str, settings: dict[str, str], **changed: Any) -> float:
+        prospect = planned(asked, home, settings, records, START).wish.prospect
+        assert prospect is not None
+        assert prospect.upload == 12.0
+        return prospect.cost(replace(A1, provider="aws", region="us-east-1", **changed), 0.0, START).upload
+
+    assert cost("s3://b/p", {"region": "us-east-1"}) == 0.0
+    assert cost("s3://b/p", {"region": "us-west-2"}) == pytest.approx(12 * 0.02)
+    assert cost("s3://b/p", {"endpoint": "https://x.r2.cloudflarestorage.com"}) == pytest.approx(12 * 0.09)
+    assert cost("gs://b/p", {}) == pytest.approx(12 * 0.09)
+    assert cost("s3://b/p", {"endpoint": "https://minio.example.com"}) == 0.0, "nobody knows"
+    host = {"extra": {"upload_per_gib": 0.005}}
+    assert cost("s3://b/p", {"region": "us-east-1"}, **host) == pytest.approx(12 * 0.005), "as its host says"
 
 
 def test_a_move_takes_the_checkpoint_out_of_the_home(store: Store) -> None:
