@@ -6,6 +6,7 @@ for something only where its cloud sells the card: elsewhere the lists hold 0 or
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -205,7 +206,8 @@ def _named(card: Sold) -> str | None:
 
 
 def _price(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return float(value) if number else None
 
 
 def _in_stock(stock: Any, count: int) -> bool:

@@ -15,7 +15,7 @@ from broker.offer import Market
 from broker.provider import Cause, Instance, State
 from broker_vast.api import NAME
 from broker_vast.label import decode
-from broker_vast.offers import card_name, region_of, type_of, zone_of
+from broker_vast.offers import card_name, number, region_of, type_of, zone_of
 
 BROKEN = ("oci runtime create failed", "error response from daemon")  # in status_msg: it will never start
 
@@ -103,5 +103,4 @@ def _ended(row: Mapping[str, Any], destroyed_at: float | None) -> float | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    return number(row.get(name)) or 0.0

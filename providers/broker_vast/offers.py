@@ -164,7 +164,7 @@ def _offer(
     on_demand: float | None,
     now: float,
 ) -> Row | None:
-    """None for a row that lacks what cannot be done without: ids, the card, a price."""
+    """None for a row that lacks what cannot be done without: ids, the card, its price and the disk's."""
     ask, machine, host = (_whole(row.get(name)) for name in ("id", "machine_id", "host_id"))
     count, name = _whole(row.get("num_gpus")), row.get("gpu_name")
     reported = _positive(row.get("gpu_ram")) or 0.0
@@ -176,7 +176,10 @@ def _offer(
         price = bid_of(floor, settings.bid_margin, cap) if floor is not None else None
     else:
         cap, price = base, base
-    if ask is None or machine is None or host is None or count is None or not isinstance(name, str) or price is None:
+    disk_price = _disk_price(row, disk_of(query.disk))
+    if ask is None or machine is None or host is None or count is None or not isinstance(name, str):
+        return None
+    if price is None or disk_price is None:
         return None
     cores, share = _positive(row.get("cpu_cores")), _positive(row.get("cpu_cores_effective"))
     part = share / cores if cores and share else _positive(row.get("gpu_frac")) or 1.0
@@ -191,9 +194,9 @@ def _offer(
         cpus=share or 0.0,
         memory=(_positive(row.get("cpu_ram")) or 0.0) / 1024 * min(1.0, part),
         price=price,
-        disk_price=_disk_price(row, disk_of(query.disk)),
-        down=(_positive(row.get("inet_down_cost")) or 0.0) * GB,
-        up=(_positive(row.get("inet_up_cost")) or 0.0) * GB,
+        disk_price=disk_price,
+        down=max(0.0, number(row.get("inet_down_cost")) or 0.0) * GB,
+        up=max(0.0, number(row.get("inet_up_cost")) or 0.0) * GB,
         reliability=_positive(row.get("reliability2")) or _positive(row.get("reliability")) or 0.0,
         trust=Trust.DATACENTER if row.get("hosting_type") == DATACENTER else Trust.COMMUNITY,
         lasts=_lasts(row, now),
@@ -278,31 +281,44 @@ def _base(row: Mapping[str, Any]) -> float | None:
     return total - storage if total is not None and total > storage else None
 
 
-def _disk_price(row: Mapping[str, Any], disk: float) -> float:
-    """USD per hour of the disk: as the answer has it, but no less than what its price per month comes to.
+def _disk_price(row: Mapping[str, Any], disk: float) -> float | None:
+    """USD per hour of the disk: as the answer has it, but no less than what its price per month comes to; None for one
+    that is not told.
 
     The second guards against an answer that was not for our disk; cheap by a few cents is how a dear offer wins.
     """
     search = row.get("search")
-    told = _positive(row.get("storage_total_cost"))
-    if told is None and isinstance(search, Mapping):
-        told = _positive(search.get("diskHour"))
-    return max(told or 0.0, (_positive(row.get("storage_cost")) or 0.0) * disk / MONTH)
+    told = number(row.get("storage_total_cost"))
+    if not told and isinstance(search, Mapping):
+        told = number(search.get("diskHour")) or told
+    monthly = number(row.get("storage_cost"))
+    found = [usd for usd in (told, None if monthly is None else monthly * disk / MONTH) if usd is not None and usd >= 0]
+    return max(found, default=None)
 
 
 def _lasts(row: Mapping[str, Any], now: float) -> float | None:
     """Seconds for which the host can be rented; 0 where its end has come, None where it does not say."""
-    left, end = row.get("duration"), _positive(row.get("end_date"))
-    if isinstance(left, int | float) and not isinstance(left, bool) and left < float("inf"):
-        return max(0.0, float(left))
+    left, end = number(row.get("duration")), _positive(row.get("end_date"))
+    if left is not None:
+        return max(0.0, left)
     return max(0.0, end - now) if end is not None else None
 
 
 def _positive(value: Any) -> float | None:
     """A number above zero; None for what is missing, no number, zero or infinite, all of which mean unknown here."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    found = None if isinstance(value, str) else number(value)
+    return found if found is not None and found > 0 else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also where it came as text: it may be a cost. None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _whole(value: Any) -> int | None:

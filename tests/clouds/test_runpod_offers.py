@@ -103,7 +103,7 @@ def test_placeholders_are_no_prices(cloud: RunPod, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("price", [0, None, -1, 0.0, True, "0.4"])
+@pytest.mark.parametrize("price", [0, None, -1, 0.0, True, "0.4", float("inf"), float("nan")])
 def test_what_is_no_price_above_zero_is_no_offer(cloud: RunPod, tmp_path: Path, price: Any) -> None:
     cloud.cards = [card("NVIDIA GeForce RTX 4090", 24, secure=(price, price))]
     assert keyless(cloud, tmp_path).offers(ONE) == []

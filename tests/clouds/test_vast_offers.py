@@ -88,6 +88,24 @@ def test_an_answer_for_another_disk_makes_no_offer_cheap(vast: Stage) -> None:
     assert offer.disk_price == pytest.approx(500 * 0.30 / 730)
 
 
+def test_a_disk_of_unknown_price_is_not_free(vast: Stage) -> None:
+    unknown = {"storage_cost": None, "storage_total_cost": None, "search": None}
+    vast.host(changes=unknown)
+    vast.host(geolocation="Oslo, NO", changes={**unknown, "storage_cost": 0.0})
+    vast.host(geolocation="Lima, PE", changes={**unknown, "storage_cost": "0.73"})
+    assert {o.region: o.disk_price for o in of(vast.offers(), Market.ON_DEMAND)} == pytest.approx(
+        {"NO": 0.0, "PE": 20 * 0.73 / 730}
+    )
+
+
+def test_costs_and_ends_that_come_as_text_count(vast: Stage) -> None:
+    vast.host(changes={"duration": "3000", "inet_down_cost": "0.02", "inet_up_cost": float("nan")})
+    (offer,) = of(vast.offers(), Market.ON_DEMAND)
+    assert offer.ends_at == pytest.approx(time.time() + 3000, abs=30)
+    assert offer.extra["download_per_gib"] == pytest.approx(0.02 / GB)
+    assert offer.extra["upload_per_gib"] == 0
+
+
 def test_the_least_disk_is_priced_where_less_is_asked_for(vast: Stage) -> None:
     vast.host(storage_cost=0.73)
     (offer,) = of(vast.offers(replace(QUERY, disk=1.0)), Market.ON_DEMAND)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_all_answer_and_every_answer_is_kept_for_the_history(tmp_path: Path) -> 
     assert seen[1][2] == {"a", "b"}  # what did not answer says nothing of what it has
     assert not book.failures
     assert abs(book.at - time.time()) < 60
+
+
+def test_what_can_be_no_price_wins_nothing(tmp_path: Path) -> None:
+    """A bid floor of one cent for a card of 6.39, cents of a cent, and what is cheap but may be true."""
+
+    def machine(kind: str, price: float, market: Market = Market.SPOT, **extra: float) -> Offer:
+        return Offer("a", "r", "", kind, market, price, gpu="B200", gpu_count=1, extra=extra)
+
+    floor, tiny = machine("floor", 0.01), machine("tiny", 0.0019, Market.ON_DEMAND)
+    told = machine("told", 0.2, on_demand=6.39)
+    fine = [machine("floor", 6.39, Market.ON_DEMAND), machine("cheap", 0.6, on_demand=6.39), machine("alone", 0.01)]
+    fine.append(replace(machine("cpu", 0.0015), gpu=None, gpu_count=0))
+    book = market(tmp_path, [Stall("a", lambda q: [floor, tiny, told, *fine])]).offers([OfferQuery()])
+    assert keyed(book.offers) == keyed(fine)
+    (words,) = book.left_out_words
+    assert words.startswith("a leaves out 3: the price can be none: below 4% of")
 
 
 def test_what_was_left_out_is_said_though_a_part_failed(tmp_path: Path) -> None:
