@@ -6,11 +6,14 @@ token 36. Backblaze B2 and Cloudflare R2 have ways of their own (`broker.minting
 `[home_config]` says about it::
 
     mint = "assume-role"            # or "federation", "b2", "r2", or "none": the guest gets the account's own keys
+    instance_profile = "…"          # what machines on EC2 have in place of a key (`broker.identity`)
     role_arn = "arn:aws:iam::…"     # for assume-role
     sts_endpoint = "https://…"      # where STS is not AWS's own
     api_endpoint = "https://…"      # where B2's or Cloudflare's API is elsewhere
     account_id, api_token           # of Cloudflare, for r2
     dedicated = true                # the key sees this bucket only, and only the broker's data is in it
+
+`mint = "instance-profile"` is for homes that machines with that profile alone may reach: no other gets a key.
 
 All other keys go to obstore as they are. Runs on the broker's side only.
 """
@@ -30,8 +33,11 @@ from broker.config import Config
 from broker.errors import ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
 from broker.home import Access, Home, translated
 
-OURS = {"mint", "role_arn", "sts_endpoint", "api_endpoint", "account_id", "api_token", "dedicated"}
-MINTS = ("assume-role", "federation", "b2", "r2", "none")
+OURS = {"mint", "instance_profile", "role_arn", "sts_endpoint", "api_endpoint", "account_id", "api_token", "dedicated"}
+NARROW = ("assume-role", "federation", "b2", "r2")
+"""Ways to a key for one job."""
+PROFILE = "instance-profile"
+MINTS = (*NARROW, PROFILE, "none")
 TOPS = {"jobs", "beats", "probe", "runtime"}
 """What the broker keeps at the top of a home."""
 # Shortest and longest life in seconds: AWS STS API reference, AssumeRole and GetFederationToken.
@@ -66,11 +72,28 @@ def mint(config: Config, home_url: str, job: str, generation: int, until: float)
         return shared
     if way == "none":
         return replace(shared, scoped=dedicated(config, home_url))
+    if way == PROFILE:
+        raise ConfigError(
+            f"[home_config] mint = {PROFILE!r} has no key for this machine, which is not of EC2",
+            fix=f"set mint to {', '.join(NARROW)}, or rent on aws only: infra: aws",
+        )
     if not PLAIN.fullmatch(job):
         raise ConfigError(f"the job id {job!r} cannot stand in a policy")
     made = _minted(config.home_config, way, home_url, job, generation, until - time.time())
-    kept = {key: value for key, value in shared.config.items() if key.lower().removeprefix("aws_") not in SECRET}
+    kept = keyless(config, home_url).config
     return replace(shared, config={**kept, **made.keys}, expires_at=made.expires_at, scoped=True)
+
+
+def keyless(config: Config, home_url: str) -> Access:
+    """Access without a key, for a machine that is somebody by itself: it does not end, and reaches the whole home."""
+    shared = own(config, home_url)
+    kept = {key: value for key, value in shared.config.items() if key.lower().removeprefix("aws_") not in SECRET}
+    return replace(shared, config=kept)
+
+
+def only_identities(settings: Mapping[str, str]) -> bool:
+    """Does no machine get a key, so that only those reach the home that are somebody by themselves?"""
+    return settings.get("mint") == PROFILE
 
 
 def longest(settings: Mapping[str, str], home_url: str, *, lasting: bool) -> float | None:
@@ -116,7 +139,7 @@ def erase(config: Config, home: Home, keys: Sequence[str]) -> None:
 def narrow(home_url: str, settings: Mapping[str, str]) -> bool:
     """Will machines get a key that tells them no more than they may know, by what is set? `mint` looks again."""
     lone = settings.get("dedicated", "").lower() == "true"
-    return home_url.startswith("file:") or settings.get("mint", "none") != "none" or lone
+    return home_url.startswith("file:") or settings.get("mint") in NARROW or lone
 
 
 def dedicated(config: Config, home_url: str) -> bool:
@@ -147,8 +170,16 @@ def session_policy(bucket: str, prefix: str, job: str, partition: str = "aws") -
 
     Every pattern ends in `/*`: without the slash `jobs/A*` would open `jobs/AA/` as well.
     """
-    base = f"{prefix}/" if prefix else ""
-    below = [f"{base}jobs/{job}/*", f"{base}beats/{job}/*"]
+    return _policy(bucket, prefix, [f"jobs/{job}/*", f"beats/{job}/*"], partition)
+
+
+def home_policy(settings: Mapping[str, str], home_url: str) -> dict[str, Any]:
+    """What machines may do that share an identity: the same for every job of the home, and nothing beside."""
+    return _policy(*_place(home_url), ["jobs/*", "beats/*"], _partition(settings))
+
+
+def _policy(bucket: str, prefix: str, patterns: Sequence[str], partition: str) -> dict[str, Any]:
+    below = [f"{prefix}/{pattern}" if prefix else pattern for pattern in patterns]
     arn = f"arn:{partition}:s3:::{bucket}"
     return {
         "Version": "2012-10-17",

@@ -26,6 +26,8 @@ from broker.errors import Ambiguous, BrokerError, ConfigError, ProviderError, Pr
 from broker.offer import Offer, OfferQuery
 from broker.provider import (
     ChangesBid,
+    Finding,
+    GivesIdentity,
     Instance,
     LaunchesAny,
     LaunchRequest,
@@ -40,7 +42,7 @@ from broker.provider import (
 T = TypeVar("T")
 PATIENCE = 15.0  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds, doubled from one to the other, with jitter
-CALLS = frozenset({"offers", "launch", "instances", "terminate", "notice", "change_bid", "price_history"})
+CALLS = frozenset({"offers", "launch", "instances", "terminate", "notice", "change_bid", "price_history", "identify"})
 
 
 class Contract:
@@ -168,10 +170,19 @@ class _WithAny(Contract):
         return self._send(lambda: adapter.launch_any(request, offers))
 
 
+class _WithIdentity(Contract):
+    def identify(self, name: str, policy: Mapping[str, Any], *, make: bool) -> Sequence[Finding]:
+        """As `GivesIdentity.identify`; repeated, since it finishes what a broken call left."""
+        adapter = self.adapter
+        assert isinstance(adapter, GivesIdentity)
+        return self._ask("identify", lambda: adapter.identify(name, policy, make=make))
+
+
 ABILITIES: tuple[tuple[type, type[Contract]], ...] = (
     (ChangesBid, _WithBids),
     (PriceHistory, _WithHistory),
     (LaunchesAny, _WithAny),
+    (GivesIdentity, _WithIdentity),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from broker import access, minting
+from broker import access, identity, minting
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
 from broker.home import Home, JobKeys
@@ -88,6 +88,23 @@ def found(ground: Ground, config: Config, tell: Callable[[Finding], None]) -> Fo
     note(Finding("speed", True, f"{_rate(speed.up)} up, {_rate(speed.down)} down, from here"))
     more = _scoped(ground, trial, client, note)
     return Founded(ground.url, {**ground.settings, **more}, speed, tuple(findings))
+
+
+def identified(founded: Founded, config: Config, name: str, tell: Callable[[Finding], None]) -> Founded:
+    """The home with an identity by which machines reach it without a key; it is made where it is not there.
+
+    Where machines would get the home's own key otherwise, none gets it from now on. Raises as `identity.make`.
+    """
+    settings = {key: str(value) for key, value in founded.settings.items()}
+    found = list(identity.make(replace(config, home=founded.url, home_config=settings), founded.url, name))
+    more: dict[str, str | bool] = {"instance_profile": name}
+    if not access.narrow(founded.url, settings):
+        more["mint"] = access.PROFILE
+        text = f"no machine gets this key: those of {identity.GIVER} that have the profile alone are rented"
+        found.append(Finding("keys", True, text))
+    for finding in found:
+        tell(finding)
+    return replace(founded, settings={**founded.settings, **more}, findings=(*founded.findings, *found))
 
 
 def _client(ground: Ground) -> S3Client:
@@ -245,7 +262,8 @@ def _scoped(
             "keys",
             False,
             f"{told}, so marketplace hosts are left out{f'; {why}' if why else ''}",
-            "make a key that sees this bucket only, in a bucket for nothing else, and run this again",
+            "make a key that sees this bucket only, in a bucket for nothing else, and run this again"
+            + ("; for machines on EC2 --instance-profile NAME will do" if ground.kind.identities else ""),
         )
     )
     return {"mint": "none"}

@@ -12,7 +12,8 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from pathlib import Path
 
-from broker.access import own, strangers
+from broker import identity
+from broker.access import only_identities, own, strangers
 from broker.config import APP, Config
 from broker.errors import BrokerError, HomeError
 from broker.home import Home, folder_url
@@ -112,6 +113,8 @@ def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
         yield proof_of(Home(own(config, url)))
         if url.startswith("s3:"):
             yield _keys(config, url)
+            if (found := identity.finding(config, url)) is not None:
+                yield found
     except (BrokerError, OSError) as error:
         yield Finding("home", False, str(error), getattr(error, "fix", "") or "broker home setup makes another one")
     if url.startswith("s3:"):
@@ -121,6 +124,10 @@ def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
 def _keys(config: Config, url: str) -> Finding:
     """What key a machine gets: its own, or the home's, which then must tell it nothing that is not the broker's."""
     way = config.home_config.get("mint", "none")
+    if only_identities(config.home_config):
+        return Finding(
+            "home's keys", True, "no machine gets one: machines that have the instance profile alone are rented"
+        )
     if way != "none":
         return Finding("home's keys", True, f"each machine gets its own, for its job only ({way})")
     if config.home_config.get("dedicated", "").lower() != "true":

@@ -48,6 +48,7 @@ class Plan:
     left_out: what providers' own settings leave out, for people. left:
     the work ahead, with what tells it; prospect: what the policy reckons with. deadline: seconds since the epoch.
     unattended: until when a machine goes on while no broker lives, where its key ends before the task's own limit.
+    identity: by what the machine reaches the home without a key, and what that opens.
     """
 
     task: Task
@@ -64,6 +65,7 @@ class Plan:
     prospect: Prospect | None = None
     deadline: float | None = None
     unattended: str = ""
+    identity: str = ""
 
     @property
     def egress(self) -> tuple[float, float] | None:
@@ -72,15 +74,6 @@ class Plan:
             return None
         price = self.prospect.egress_of(self.decision.offer)
         return (self.prospect.checkpoint, price) if price is not None else None
-
-    @property
-    def upload(self) -> tuple[float, float] | None:
-        """What saves send until the work is done: GiB, and USD per GiB that the machine's side charges for it; None
-        where not known."""
-        if self.prospect is None or self.decision.offer is None or not self.prospect.upload:
-            return None
-        price = self.prospect.leaving_of(self.decision.offer)
-        return (self.prospect.upload, price) if price is not None else None
 
     def __repr__(self) -> str:
         offer = self.decision.offer
@@ -411,7 +404,7 @@ def plan(
     config: Config | None = None,
 ) -> Plan:
     """Rank what could be rented for a task now, with reasons. Costs nothing and leaves nothing behind."""
-    from broker import registry
+    from broker import identity, registry
     from broker.consent import consented
     from broker.market import Marketplace
     from broker.mounts import measure
@@ -437,6 +430,7 @@ def plan(
     decision = record.decide(
         record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due, past=past)
     )
+    itself = _identity(decision, home, config)
     return Plan(
         task=task,
         decision=decision,
@@ -451,7 +445,8 @@ def plan(
         left=outlook.left,
         prospect=outlook.wish.prospect,
         deadline=due.at if due is not None else None,
-        unattended=unattended(config, home, task.max_hours, now),
+        unattended="" if itself else unattended(config, home, task.max_hours, now),
+        identity=identity.word(itself, decision.offer.provider) if itself and decision.offer else "",
     )
 
 
@@ -463,6 +458,14 @@ def _records(config: Config) -> Records | None:
     if not config.database and not (config.state / "jobs.db").exists():
         return None
     return Records(open_store(config.state, config.database))
+
+
+def _identity(decision: Decision, home: str, config: Config) -> str:
+    from broker import identity, registry
+
+    if decision.offer is None or not config.home_config.get("instance_profile"):
+        return ""
+    return identity.of(config, home, registry.get(decision.offer.provider, config), decision.offer)
 
 
 def _balance(decision: Decision, config: Config) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker import images, mounts, renewals
-from broker.access import mint, own
+from broker import identity, images, mounts, renewals
+from broker.access import own
 from broker.artefacts import Artefacts
 from broker.boot import Boot, boot_script, guest_zipapp, user_data
 from broker.config import Config
@@ -121,7 +121,8 @@ def freeze(
     the image does not go with the offer, or the home's key must not go to its host.
     """
     now = world.clock()
-    traits = world.provider(offer.provider).traits
+    provider = world.provider(offer.provider)
+    traits = provider.traits
     limits = world.limits(simulated=traits.simulated)
     keys, home = JobKeys(row.id), world.home(row.home)
     if home.is_local and not traits.simulated:
@@ -137,7 +138,7 @@ def freeze(
         )
     placed = _placed(traits, image, offer)
     until, _ = end_of(task, offer, None, now)
-    access = mint(world.config, row.home, row.id, generation, until)
+    access, itself = identity.entry(world.config, row.home, row.id, generation, until, provider, offer)
     _fit_to_give(access, offer, home)
     lasts = renewals.renewable(world.config, access)
     access_end = None if lasts else access.expires_at
@@ -195,6 +196,7 @@ def freeze(
         bid=terms.bid,
         latest=latest,
         any_of=terms.any_of,
+        identity=itself,
     )
 
 

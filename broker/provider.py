@@ -115,7 +115,8 @@ class LaunchRequest:
     the task names one; None for the provider's choice. bid: USD per hour of the whole machine, None outside bidding.
     end_by: when the machine ends by itself, end_why: its reason; latest: up to when a live broker may move that. Times
     are seconds since the epoch. disk: GiB. any_of: offers any of which may win, the one that was picked first; empty
-    for `offer` alone, which is the winner once there is one.
+    for `offer` alone, which is the winner once there is one. identity: who the machine is by itself, where its provider
+    gives identities (`GivesIdentity`); empty for nobody.
     """
 
     job: str
@@ -133,6 +134,7 @@ class LaunchRequest:
     end_why: str = "max_hours"
     latest: float | None = None
     any_of: tuple[Offer, ...] = ()
+    identity: str = ""
 
     @property
     def dearest(self) -> float:
@@ -280,6 +282,19 @@ class Checks(Protocol):
     """
 
     def check(self) -> Sequence[Finding]: ...
+
+
+@runtime_checkable
+class GivesIdentity(Protocol):
+    """Optional: a machine can be somebody by itself, as by an instance profile, with credentials that renew themselves.
+    `LaunchRequest.identity` says who."""
+
+    def identify(self, name: str, policy: Mapping[str, Any], *, make: bool) -> Sequence[Finding]:
+        """Is there such an identity, and may it do what the policy says, which is IAM's JSON?
+
+        make: what is missing is made, and what a broken call left is finished; nobody else's is changed. Raises
+        AuthFailed with the permission that the account lacks, ConfigError for a name that is taken.
+        """
 
 
 @runtime_checkable

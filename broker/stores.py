@@ -34,7 +34,8 @@ class Kind:
     """One kind of store. endpoint: with {account} or {region} in it; empty for AWS's own. asks: what else it needs.
 
     mints: ways to make keys for one job, tried in turn. settings: what obstore must be told. made_by_hand: its buckets
-    are, elsewhere; the text says where. keys: where the user makes a key.
+    are, elsewhere; the text says where. keys: where the user makes a key. identities: machines that are somebody by
+    themselves can reach it without a key (`broker.identity`).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Kind:
     settings: Mapping[str, str] = field(default_factory=dict)
     made_by_hand: str = ""
     versioned: bool = False
+    identities: bool = False
 
     def at(self, *, account: str = "", region: str = "") -> str:
         """The endpoint, its blanks filled."""
@@ -86,6 +88,7 @@ KINDS = {
             "https://console.aws.amazon.com/iam: one of an IAM user who may use S3 and sts:GetFederationToken",
             asks=("region",),
             mints=("federation",),
+            identities=True,
         ),
         Kind(
             "runpod",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.stores import Kind
 
 KEPT = ("api_endpoint", "api_token", "account_id")
+PROFILE = "--instance-profile"
 SAMPLE_GB = 100.0
 """What the monthly price is shown for."""
 
@@ -34,6 +35,7 @@ class Answers:
     account: str = ""
     endpoint: str = ""
     key_stdin: bool = False
+    profile: str = ""
 
 
 def setup_verb(
@@ -46,6 +48,9 @@ def setup_verb(
     key_stdin: Annotated[
         bool, typer.Option("--key-stdin", help="Read the key's id and its secret from stdin, a line each.")
     ] = False,
+    profile: Annotated[
+        str, typer.Option(PROFILE, metavar="NAME", help="By it EC2 machines need no key for s3; made where it is not.")
+    ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="In the place of another home.")] = False,
 ) -> int:
     """Make the object store where jobs keep what must outlive machines.
@@ -55,7 +60,7 @@ def setup_verb(
     from broker.config import load
 
     config = load()
-    answers = Answers(store, bucket, region, account, endpoint, key_stdin)
+    answers = Answers(store, bucket, region, account, endpoint, key_stdin, profile)
     if config.home and not replace and not bucket:
         raise _another(config)
     founded = set_up(screen, config, answers, replace=replace)
@@ -69,7 +74,7 @@ def setup_verb(
 def set_up(screen: Screen, config: Config, answers: Answers, *, replace: bool) -> Founded:
     """Ask, make, prove, write. Raises what keeps it from being a home; then the configuration is as it was."""
     from broker import configfile
-    from broker.founding import found
+    from broker.founding import found, identified
 
     ground = _ground(screen, answers)
     anew = bool(config.home) and config.home != ground.url
@@ -91,6 +96,11 @@ def set_up(screen: Screen, config: Config, answers: Answers, *, replace: bool) -
         founded = found(ground, config, tell)
     if not anew and not replace:
         _refuse_wider(config, founded)
+    # A profile that is set stays with its home; without a way to narrow keys a person is asked for one.
+    own = "" if anew else config.home_config.get("instance_profile", "")
+    if profile := answers.profile or own or _profile_wanted(screen, ground, founded):
+        with screen.waiting("IAM to answer"):
+            founded = identified(founded, config, profile, tell)
     configfile.change(
         config.file,
         lambda document: configfile.with_home(document, founded.url, founded.settings, anew=anew or not config.home),
@@ -107,6 +117,8 @@ def _ground(screen: Screen, answers: Answers) -> Ground:
     from broker.stores import REGIONS, named, split
 
     kind, url = named(answers.store or _chosen(screen))
+    if answers.profile and not kind.identities:
+        raise Usage(f"no instance profile of EC2 reaches {kind.title}", fix=f"{PROFILE} goes with --store s3 only")
     account = answers.account
     if "account" in kind.asks and not answers.endpoint and not account:
         account = _answer(screen, "Cloudflare account id", "--account")
@@ -120,6 +132,21 @@ def _ground(screen: Screen, answers: Answers) -> Ground:
     key, secret = _key(screen, kind, from_stdin=answers.key_stdin)
     settings |= {"access_key_id": key, "secret_access_key": secret, **kind.settings}
     return Ground(kind, bucket, prefix, {name: value for name, value in settings.items() if value})
+
+
+def _profile_wanted(screen: Screen, ground: Ground, founded: Founded) -> str:
+    """The name of an instance profile to make, where machines would otherwise get this very key; empty for none."""
+    if not screen.interactive or not ground.kind.identities or _is_narrow(founded):
+        return ""
+    name = f"spotbroker-{ground.bucket}"[:64]
+    screen.say("Machines on EC2 can reach the home without a key, by an instance profile that all of them share.")
+    return name if screen.ask(f"Make the instance profile {name}?", instead=f"{PROFILE} {name}") else ""
+
+
+def _is_narrow(founded: Founded) -> bool:
+    from broker.access import narrow
+
+    return narrow(founded.url, {key: str(value) for key, value in founded.settings.items()})
 
 
 def _chosen(screen: Screen) -> str:
@@ -177,9 +204,10 @@ def _another(config: Config) -> Usage:
 
 def _refuse_wider(config: Config, founded: Founded) -> None:
     """With a key that can make no narrow ones, market hosts could be rented no more: not without being told to."""
-    before = config.home_config.get("mint", "none")
-    narrow = founded.settings.get("mint", "none") != "none" or founded.settings.get("dedicated")
-    if before != "none" and not narrow:
+    from broker.access import NARROW
+
+    before = config.home_config.get("mint")
+    if before in NARROW and not _is_narrow(founded):
         raise Usage(
             f"machines get keys for their own job from {config.home} so far, by {before}; this key cannot make any",
             fix="give a key that can, or --replace to go on with this one, without market hosts",
@@ -205,6 +233,7 @@ def _as_json(founded: Founded) -> dict[str, Any]:
         "home": founded.url,
         "mint": founded.settings.get("mint", "none"),
         "dedicated": bool(founded.settings.get("dedicated")),
+        "instance_profile": founded.settings.get("instance_profile"),
         "bytes_per_second": {"up": founded.speed.up, "down": founded.speed.down},
         "findings": [{"what": f.what, "ok": f.ok, "found": f.found, "fix": f.fix} for f in founded.findings],
     }

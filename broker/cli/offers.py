@@ -223,6 +223,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "task": plan.task.name,
         "home": plan.home,
+        "access": plan.identity,
         "workdir_bytes": plan.size,
         "failures": dict(plan.failures),
         "balance": plan.balance,
@@ -235,7 +236,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "fields": [asdict(report) for report in plan.fields],
         "work": asdict(plan.left) if plan.left is not None and plan.left.hours is not None else None,
         "deadline": plan.deadline,
-        "egress_of_saves": dict(zip(("gib", "usd_per_gib"), plan.upload, strict=True)) if plan.upload else None,
         "egress_per_move": dict(zip(("gib", "usd_per_gib"), plan.egress, strict=True)) if plan.egress else None,
         **plan.decision.to_json(limit=1000),
     }
@@ -254,6 +254,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     far = unreachable(plan)
     told = f"{far}; broker home setup makes one" if far else f"{plan.home} keeps snapshots, logs and results"
     lines.append(("home", told))
+    if plan.identity:
+        lines.append(("access", plan.identity))
     if plan.task.workdir is not None:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
     else:

@@ -15,7 +15,7 @@ from typing import Any
 from broker.errors import Ambiguous, InvalidRequest, NoCapacity, ProviderError
 from broker.offer import Market, Offer
 from broker.provider import TAG_INSTALLATION, Instance, LaunchRequest
-from broker_aws import launching, listing
+from broker_aws import launching, listing, profiles
 from broker_aws.account import Account
 from broker_aws.images import Images
 from broker_aws.paging import pages
@@ -54,7 +54,7 @@ def launch_any(
     finally:
         with contextlib.suppress(ProviderError), translated(region=region):
             client.delete_launch_template(LaunchTemplateName=name)
-    return _won(request, offers, answer)
+    return _won(account, request, offers, answer)
 
 
 def sweep(client: Any, older: float = OLD) -> None:
@@ -119,7 +119,7 @@ def _fleet(request: LaunchRequest, offers: Sequence[Offer], template: str) -> di
     }
 
 
-def _won(request: LaunchRequest, offers: Sequence[Offer], answer: Any) -> Instance:
+def _won(account: Account, request: LaunchRequest, offers: Sequence[Offer], answer: Any) -> Instance:
     """The machine as the answer has it, which of the offers it is included."""
     for group in answer.get("Instances") or ():
         chosen = group.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
@@ -141,6 +141,8 @@ def _won(request: LaunchRequest, offers: Sequence[Offer], answer: Any) -> Instan
     for error in errors:
         told = {"Error": {"Code": error.get("ErrorCode", ""), "Message": error.get("ErrorMessage", "")}}
         known = refused(told, creating=False, offer=request.offer, region=request.offer.region)
+        if request.identity and profiles.REFUSED.search(known.message):
+            raise profiles.fleet_refusal(account, request.identity, known)
         if not isinstance(known, NoCapacity):
             raise known
     codes = ", ".join(sorted({error.get("ErrorCode", "") for error in errors})) or "no machine"

@@ -40,6 +40,7 @@ def fingerprint(request: LaunchRequest) -> str:
         request.user_data,
         request.image,
         request.container,
+        request.identity,
     ]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -114,9 +115,8 @@ def machine(request: LaunchRequest, image: Image, settings: Settings) -> dict[st
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "InstanceInitiatedShutdownBehavior": "terminate",
     }
-    if settings.instance_profile:
-        kind = "Arn" if settings.instance_profile.startswith("arn:") else "Name"
-        made["IamInstanceProfile"] = {kind: settings.instance_profile}
+    if request.identity:
+        made["IamInstanceProfile"] = {"Name": request.identity}
     if groups := settings.security_groups.get(offer.region):
         made["SecurityGroupIds"] = list(groups)
     return made

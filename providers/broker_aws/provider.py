@@ -11,7 +11,7 @@ from typing import Any
 from broker.errors import AuthFailed, InvalidRequest, NotFound, ProviderError
 from broker.offer import Offer, OfferQuery
 from broker.provider import TAG_GENERATION, TAG_JOB, Finding, Instance, Kind, LaunchRequest, Notice, Traits
-from broker_aws import checking, fleet, launching, listing, settings
+from broker_aws import checking, fleet, launching, listing, profiles, settings
 from broker_aws.account import Account
 from broker_aws.kept import Kept
 from broker_aws.launching import ENDED, USER_DATA
@@ -59,9 +59,13 @@ class AwsProvider:
         wish = launching.run_instances(request, image, self.settings)
         self._note(offer.region)
         client = self.account.client("ec2", offer.region)
-        try:
+
+        def run() -> Any:
             with translated(creating=True, offer=offer):
-                answer = client.run_instances(**wish)
+                return client.run_instances(**wish)
+
+        try:
+            answer = profiles.with_fresh(self.account, request.identity, run) if request.identity else run()
         except InvalidRequest as error:
             if error.code.startswith("Idempotent"):
                 return self._known(request, error)
@@ -121,6 +125,10 @@ class AwsProvider:
     def check(self) -> Sequence[Finding]:
         """Identity, clock, regions, quotas, prices and images, without renting anything."""
         return checking.check(self.account, self.catalogue, self.settings)
+
+    def identify(self, name: str, policy: Mapping[str, Any], *, make: bool) -> Sequence[Finding]:
+        """As `GivesIdentity.identify`: an instance profile with a role of its own."""
+        return [profiles.identify(self.account, name, policy, make=make)]
 
     def _known(self, request: LaunchRequest, error: InvalidRequest) -> Instance:
         """The machine that this token belongs to, where it is of the same request; else what EC2 said stands."""

@@ -51,6 +51,7 @@ AUTH = frozenset(
         "Blocked",
     }
 )
+DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException"})
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 RATE = re.compile(
     r"RequestLimitExceeded|Throttl\w*|\w*ThrottledException|TooManyRequests\w*|RequestThrottled\w*|SlowDown"
@@ -158,7 +159,7 @@ def _denied(code: str, message: str, text: str, offer: Offer | None) -> Provider
         fix = FIXES[code]
     elif code in EXPIRED:
         fix = "log in again (`aws sso login`); if that does not help, set this computer's clock"
-    elif code in ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"):
+    elif code in DENIED:
         fix = "give the user or role the policy in providers/broker_aws/README.md"
     else:
         fix = HOW_TO_LOG_IN

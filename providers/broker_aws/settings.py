@@ -17,15 +17,14 @@ COMMON = ("patience", "min_interval")  # read by broker.contract
 class Settings:
     """profile: a profile of the AWS configuration. regions: where to look for offers, all enabled ones by default.
 
-    subnets, security_groups: ids by region, where the default VPC is not to be used. instance_profile: the name or ARN
-    that machines get. advisor_url: where the interruption bands are, empty for none. placement_scores: ask for them.
+    subnets, security_groups: ids by region, where the default VPC is not to be used. advisor_url: where the
+    interruption bands are, empty for none. placement_scores: ask for them.
     """
 
     profile: str = ""
     regions: tuple[str, ...] = ()
     subnets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     security_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    instance_profile: str = ""
     advisor_url: str = ADVISOR
     placement_scores: bool = False
 
@@ -36,7 +35,7 @@ def read(settings: Mapping[str, Any]) -> Settings:
     for key, value in settings.items():
         if key in COMMON:
             continue
-        if key in ("profile", "instance_profile", "advisor_url"):
+        if key in ("profile", "advisor_url"):
             made[key] = _is(key, value, str, "a text")
         elif key == "placement_scores":
             made[key] = _is(key, value, bool, "true or false")

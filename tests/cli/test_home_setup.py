@@ -14,12 +14,14 @@ import pytest
 from cli.command import Cli
 from cli.terminal import Terminal
 from clouds import b2, objects, r2
+from clouds.aws.server import Aws
 from clouds.objects import Grant, Habits, Objects
 from clouds.seaweedfs import SeaweedFS
 
 from broker.access import mint, own
 from broker.config import load
 from broker.home import Home
+from broker.house import home_findings
 from broker.store import JobRow, open_store
 from broker.task import Task
 
@@ -98,6 +100,64 @@ def test_a_wider_key_does_not_take_a_narrow_ones_place_unasked(cli: Cli, seaweed
     assert (cli.folder / "config.toml").read_bytes() == before
     setup(cli, *args, "--replace", key="admin")
     assert written(cli)["home_config"]["mint"] == "none"
+
+
+def on_aws(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> tuple[str, ...]:
+    """How an S3 home is set up whose IAM is the stand-in's."""
+    cli.env.update(aws.variables())
+    bucket = seaweedfs.new_home("").removeprefix("s3://")
+    return "--store", "s3", "--endpoint", seaweedfs.endpoint, "--region", "us-east-1", "--bucket", f"{bucket}/team"
+
+
+def test_an_instance_profile_is_made_for_the_home_and_stays_with_it(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> None:
+    """The key given here can make no narrow ones, so that no machine gets any: EC2's have the profile."""
+    args = on_aws(cli, aws, seaweedfs)
+    done = setup(cli, *args, "--instance-profile", "spotbroker-team", "--json")
+    for line in (
+        "✓ instance profile: spotbroker-team made: its role reaches the home and nothing else",
+        "✓ keys: no machine gets this key: those of aws that have the profile alone are rented",
+        "for machines on EC2 --instance-profile NAME will do",
+    ):
+        assert line in done.stderr, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["mint"], told["instance_profile"]) == ("instance-profile", "spotbroker-team")
+    table = written(cli)["home_config"]
+    assert (table["mint"], table["instance_profile"]) == ("instance-profile", "spotbroker-team")
+    setup(cli, *args, key="minter")
+    config = load(state=cli.state, file=cli.folder / "config.toml")
+    assert config.home_config["mint"] == "federation", "others than EC2's machines get keys of their own"
+    assert config.home_config["instance_profile"] == "spotbroker-team", "it stays, though it was not named again"
+    assert aws.world.counted()["iam:CreateRole"] == 1
+    found = {finding.what: finding for finding in home_findings(config, rents=True)}
+    assert "for its job only (federation)" in found["home's keys"].found
+    assert found["instance profile"].ok
+    assert "its role reaches the home" in found["instance profile"].found
+
+
+def test_what_iam_refuses_is_named_and_nothing_is_written(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> None:
+    args = (*on_aws(cli, aws, seaweedfs), "--instance-profile", "spotbroker-team")
+    aws.world.fail("PutRolePolicy", "AccessDenied", 403)
+    done = setup(cli, *args, code=78)
+    assert "AWS refuses iam:PutRolePolicy" in done.stderr
+    assert "let this account do iam:PutRolePolicy" in done.stderr
+    assert not (cli.folder / "config.toml").exists()
+    setup(cli, *args)
+    refused = setup(cli, "--store", "http://127.0.0.1:9", "--bucket", "abc", "--instance-profile", "x", code=2)
+    assert "no instance profile of EC2 reaches another S3-compatible store" in refused.stderr
+
+
+def test_a_profile_is_offered_where_machines_would_get_the_key_itself(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> None:
+    args = on_aws(cli, aws, seaweedfs)
+    with Terminal(cli, "home", "setup", *args) as terminal:
+        terminal.until("Access key id: ")
+        terminal.type("admin\n")
+        terminal.until("(not shown): ")
+        terminal.type("admin-secret\n")
+        terminal.until("Make the instance profile spotbroker-test-")
+        terminal.type("y\n")
+        assert terminal.ended() == 0, terminal.shown
+    assert written(cli)["home_config"]["mint"] == "instance-profile"
+    assert written(cli)["home_config"]["instance_profile"].startswith("spotbroker-test-")
 
 
 def test_a_key_that_opens_more_is_told_of(cli: Cli, seaweedfs: SeaweedFS) -> None:

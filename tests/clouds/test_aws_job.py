@@ -21,6 +21,7 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
+from cli.command import Cli
 from clouds.aws.metadata import InstanceMetadata
 from clouds.aws.server import Aws
 from clouds.aws.state import Ami
@@ -30,6 +31,7 @@ from crash.harness import Site, wait_for
 
 from broker.access import own
 from broker.boot import user_data
+from broker.config import load
 from broker.home import Home, JobKeys
 from broker.job import Job
 from broker.offer import Market, OfferQuery
@@ -85,7 +87,7 @@ def installed(aws: Aws, machines: Machines, seaweedfs: SeaweedFS, tmp_path: Path
         home_config = {**changed.pop("home_config", access), "endpoint": store}
         site = Site(
             tmp_path,
-            home=seaweedfs.new_home(),
+            home=changed.pop("home", "") or seaweedfs.new_home(),
             home_config=home_config,
             limits={"beat": 1.0, "store_poll": 0.5},
             providers={"aws": {**aws.settings(), **changed}},
@@ -195,26 +197,37 @@ def test_a_machine_that_nobody_watches_ends_itself(aws: Aws, machines: Machines,
 
 
 @pytest.mark.slow
-def test_a_machine_with_the_users_own_profile_needs_no_keys(
-    aws: Aws, installed: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+def test_a_machine_with_an_instance_profile_needs_no_key(
+    aws: Aws, installed: Callable[..., Site], machines: Machines, seaweedfs: SeaweedFS, tmp_path: Path
 ) -> None:
-    """The user names an instance profile that may use the home: no key of the home's goes to the machine."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "admin-secret")
-    boto3.client("iam").create_instance_profile(InstanceProfileName="home")
-    aws.world.profile_keys = ("admin", "admin-secret")
-    site = installed(instance_profile="home", home_config={"region": "us-east-1"})
+    """`home setup` makes the profile. No key goes to the machine; its role's own, of a few seconds, reach the home as
+    far as the role's policy says, and are renewed while the job runs."""
+    store, home, cli = machines.reach(seaweedfs.endpoint), seaweedfs.new_home(), Cli(tmp_path / "setup")
+    cli.folder.mkdir()
+    where = ("--store", "s3", "--region", "us-east-1", "--endpoint", store, "--bucket", home.removeprefix("s3://"))
+    process = cli.start("home", "setup", *where, "--instance-profile", "ours", "--key-stdin", stdin=subprocess.PIPE)
+    _, said = process.communicate("admin\nadmin-secret\n", timeout=60)
+    assert process.returncode == 0, said
+    aws.world.profile_keys = lambda policy: seaweedfs.role_keys(policy, lasting=5.0, fresh=1.0)
+    written = load(state=tmp_path / "none", file=cli.folder / "config.toml")
+    site = installed(home=written.home, home_config=written.home_config)
     resources = (Resources(cpus=2, infra=("aws",), instance_type="c5.xlarge", image=IMAGE),)
-    job = site.submit(site.task("count", run="exec python3 program.py", envs={"STEPS": "15"}, resources=resources))
+    job = site.submit(site.task("count", run="exec python3 program.py", envs={"STEPS": "80"}, resources=resources))
     tell = lambda: f"{site.story(job)}\n{[m.log()[-2000:] for m in aws.world.running.values()]}"  # noqa: E731
     with site.up():
+        wait_for(lambda: site.store.events(job.id, kinds=["snapshot"]), "a snapshot", 60.0, tell)
+        (machine,) = aws.world.running.values()
+        told = lambda text: machine.run("grep", "-rqsF", text, "/var/lib/spotbroker").returncode == 0  # noqa: E731
+        assert told(store), "the machine knows where the home is"
+        assert not told("admin-secret"), "and has no key of its own"
         wait_for(lambda: job.refresh().done, "the end of the job", 60.0, tell)
     assert job.refresh().status == "succeeded", tell()
     (sent,) = aws.world.sent("RunInstances")
-    assert sent["IamInstanceProfile.Name"] == "home"
+    assert sent["IamInstanceProfile.Name"] == "ours"
     (metadata,) = aws.world.metadata.values()
-    assert [path for _, path, status in metadata.asked if "security-credentials/home" in path and status == 200]
-    assert len(lines(site, job)) == 15
+    asked = [path for _, path, status in metadata.asked if "security-credentials/ours" in path and status == 200]
+    assert len(asked) > 2, "its keys were renewed"
+    assert len(lines(site, job)) == 80
 
 
 @pytest.mark.slow

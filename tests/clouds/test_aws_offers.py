@@ -371,7 +371,8 @@ def test_on_ec2_the_machines_own_role_counts(aws: Aws, tmp_path: Path, monkeypat
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_EC2_METADATA_DISABLED"):
         monkeypatch.delenv(name)
     service = InstanceMetadata("i-1")
-    service.grant("broker", "ASIAROLE", "secret")
+    keys = {"AccessKeyId": "ASIAROLE", "SecretAccessKey": "secret", "Token": "", "Expiration": "2099-01-01T00:00:00Z"}
+    service.grant("broker", lambda: keys)
     with on_loopback(service) as url:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
         assert AwsProvider(aws.settings(), tmp_path).offers(L4)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from clouds.seaweedfs import SeaweedFS
 
+from broker import identity
 from broker.access import mint
 from broker.boot import Boot
 from broker.config import Config
@@ -25,7 +26,7 @@ from broker.images import DEFAULT
 from broker.job import submit
 from broker.offer import Market, Offer, Trust
 from broker.placement import freeze
-from broker.provider import Kind, LaunchRequest, Traits
+from broker.provider import Finding, Kind, LaunchRequest, Traits
 from broker.renewals import Renewals, lasting
 from broker.store import PlacementRow, Store, open_store
 from broker.task import Task
@@ -41,6 +42,14 @@ class Rents:
 
 
 @dataclass
+class RentsSomebody(Rents):
+    """One whose machines are somebody by themselves."""
+
+    def identify(self, name: str, policy: Mapping[str, Any], *, make: bool) -> list[Finding]:
+        raise NotImplementedError
+
+
+@dataclass
 class Site:
     """An installation with one job, its home in a real S3 server. now: seconds since the epoch."""
 
@@ -49,10 +58,11 @@ class Site:
     config: Config
     kinds: Mapping[Kind, Traits]
     now: float = field(default_factory=time.time)
+    rents: type[Rents] = Rents
 
     def world(self, kind: Kind) -> World:
         made = World(self.config, self.store, lambda: self.now, "inst")
-        made._providers["rents"] = Rents(self.kinds[kind])  # type: ignore[assignment]
+        made._providers["rents"] = self.rents(self.kinds[kind])  # type: ignore[assignment]
         return made
 
     def freeze(self, kind: Kind, *, image: str | None = None, hours: float = 1.0, **offer: Any) -> LaunchRequest:
@@ -127,6 +137,45 @@ def test_a_market_host_is_never_given_the_accounts_own_key(site):
     assert "mint" in raised.value.fix
     assert not Home(Access(site.config.home, site.server.settings())).has(JobKeys(site.job).boot(1))
     site.freeze(Kind.CONTAINER, trust=Trust.CLOUD)
+
+
+def test_a_machine_that_is_somebody_by_itself_gets_no_key(site):
+    """Nor an end of its access; a market's host gets a key for its job, and so does one that is nobody."""
+    keys = {"access_key_id", "secret_access_key", "session_token"}
+    site.config = replace(site.config, home_config={**site.config.home_config, "instance_profile": "ours"})
+    assert site.freeze(Kind.VM).identity == ""
+    assert keys <= site.boot.home.config.keys()
+    site.rents = RentsSomebody
+    request = site.freeze(Kind.VM, hours=72.0)
+    assert (request.identity, request.end_why) == ("ours", "max_hours")
+    assert LaunchRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    home = site.boot.home
+    assert dict(home.config) == {"endpoint": site.server.endpoint, "region": "us-east-1"}
+    assert (home.expires_at, home.scoped, site.boot.access_url) == (None, False, "")
+    assert site.freeze(Kind.CONTAINER, trust=Trust.DATACENTER).identity == ""
+    assert site.boot.home.scoped
+
+
+def test_without_another_way_nobody_else_is_rented(site):
+    site.config = replace(
+        site.config, home_config={**site.server.settings(), "mint": "instance-profile", "instance_profile": "ours"}
+    )
+    with pytest.raises(ConfigError, match="has no key for this machine"):
+        site.freeze(Kind.VM)
+    here = site.kinds[Kind.BARE]
+    site.kinds = {**site.kinds, Kind.BARE: replace(here, simulated=True)}
+    assert site.freeze(Kind.BARE).identity == "", "a machine that is this computer has its key already"
+    site.rents = RentsSomebody
+    assert site.freeze(Kind.VM).identity == "ours"
+    offers = [Offer("rents", "eu", "eu-1", "box", Market.SPOT, 1.0, trust=trust) for trust in Trust]
+    for rents, cloud in ((Rents, False), (RentsSomebody, True)):
+        found = identity.reaching(rents(site.kinds[Kind.VM]), site.config, offers)
+        assert [not offer.blocked for offer in found] == [cloud, False, False]
+        assert "cannot have the instance profile ours" in found[-1].blocked
+        assert "set mint" in found[-1].blocked
+    site.config = replace(site.config, home_config={"mint": "instance-profile"})
+    found = identity.reaching(RentsSomebody(site.kinds[Kind.VM]), site.config, offers)
+    assert all("needs instance_profile" in offer.blocked for offer in found)
 
 
 def test_access_that_can_be_renewed_does_not_end_the_machine(site):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import json
 import re
 import time
 import uuid
@@ -69,7 +70,7 @@ def _refusal(world: Ec2, request: Request, form: dict[str, str]) -> Answer | Non
         return ec2_error("InvalidParameterValue", f"Invalid availability zone: [{zone}]")
     if len(base64.b64decode(form.get("UserData", ""))) > USER_DATA:
         return ec2_error("InvalidParameterValue", "User data is limited to 16384 bytes")
-    if (problem := _bad_image(world, request.region, form, raw)) is not None:
+    if (problem := _bad_image(world, request.region, form, raw) or _bad_profile(world, form)) is not None:
         return problem
     if zone and not _offered(world, request.region, zone, type_):
         text = f"Your requested instance type ({type_}) is not supported in your requested Availability Zone ({zone})."
@@ -109,6 +110,27 @@ def _bad_image(world: Ec2, region: str, form: dict[str, str], raw: Any) -> Answe
     return None
 
 
+def _profile(name: str) -> Any:
+    """The instance profile of that name as IAM has it; None without one."""
+    from moto.iam.models import iam_backends
+
+    found = iam_backends[ACCOUNT]["aws"].instance_profiles.values()
+    return next((profile for profile in found if profile.name == name), None)
+
+
+def _bad_profile(world: Ec2, form: dict[str, str]) -> Answer | None:
+    """A profile that IAM does not have, or that EC2 has not heard of yet."""
+    if (name := form.get("IamInstanceProfile.Name")) is None:
+        return None
+    profile = _profile(name)
+    if profile is None or time.time() - profile.create_date.replace(tzinfo=dt.UTC).timestamp() < world.profile_lag:
+        text = f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
+        return ec2_error("InvalidParameterValue", text)
+    if not profile.roles:
+        return ec2_error("InvalidParameterValue", f'IAM Instance Profile "{profile.arn}" has no associated IAM Roles')
+    return None
+
+
 def _over_quota(world: Ec2, region: str, type_: str, raw: Any, spot: bool) -> Answer | None:
     for code, _, lifecycle, pattern in QUOTAS:
         if (lifecycle == "spot") is not spot or not re.match(pattern, type_):
@@ -138,8 +160,11 @@ def _settled(world: Ec2, region: str, form: dict[str, str], instance_id: str) ->
         request = SpotRequest(f"sir-{uuid.uuid4().hex[:8]}", instance_id, region, at=time.time())
         world.requests[request.id] = request
     world.metadata[instance_id] = InstanceMetadata(instance_id, type_, zone, region)
-    if world.profile_keys is not None and form.get("IamInstanceProfile.Name"):
-        world.metadata[instance_id].grant(form["IamInstanceProfile.Name"], *world.profile_keys)
+    profile = _profile(form.get("IamInstanceProfile.Name", ""))
+    if world.profile_keys is not None and profile is not None:
+        role, keys = profile.roles[0], world.profile_keys
+        policies = [json.loads(text) for text in role.policies.values()]
+        world.metadata[instance_id].grant(role.name, lambda: keys(policies[0] if policies else {}))
     if world.machines is not None:
         user_data = base64.b64decode(form.get("UserData", ""))
         world.running[instance_id] = world.machines(instance_id, user_data, world.metadata[instance_id])

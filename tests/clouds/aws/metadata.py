@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -23,7 +23,7 @@ class InstanceMetadata:
     """
 
     def __init__(self, instance_id: str, type_: str = "g6.xlarge", zone: str = "", region: str = "") -> None:
-        self.pages = {
+        self.pages: dict[str, str | Callable[[], str]] = {
             "/latest/meta-data/instance-id": instance_id,
             "/latest/meta-data/instance-type": type_,
             "/latest/meta-data/placement/availability-zone": zone,
@@ -46,13 +46,12 @@ class InstanceMetadata:
         told = {"noticeTime": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
         self.pages["/latest/meta-data/events/recommendations/rebalance"] = json.dumps(told)
 
-    def grant(self, role: str, key: str, secret: str) -> None:
-        """The machine has a role, and these are its keys for the time being."""
+    def grant(self, role: str, keys: Callable[[], Mapping[str, str]]) -> None:
+        """The machine has a role; keys: AccessKeyId, SecretAccessKey, Token and Expiration, whenever they are asked."""
         base = "/latest/meta-data/iam/security-credentials/"
-        keys = {"AccessKeyId": key, "SecretAccessKey": secret, "Token": "", "Expiration": "2099-01-01T00:00:00Z"}
-        told = {"Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z", **keys}
+        told = {"Code": "Success", "Type": "AWS-HMAC", "LastUpdated": "2026-01-01T00:00:00Z"}
         self.pages[base] = self.pages[base.rstrip("/")] = role
-        self.pages[f"{base}{role}"] = json.dumps(told)
+        self.pages[f"{base}{role}"] = lambda: json.dumps({**told, **keys()})
 
     def forget_tokens(self) -> None:
         with self._lock:
@@ -84,7 +83,8 @@ class InstanceMetadata:
             return 401, {}, b""
         if path not in self.pages:
             return 404, {}, b""
-        return 200, {"Content-Type": "text/plain"}, self.pages[path].encode()
+        page = self.pages[path]
+        return 200, {"Content-Type": "text/plain"}, (page if isinstance(page, str) else page()).encode()
 
 
 @contextmanager

@@ -117,6 +117,8 @@ class Charge:
 class Ec2:
     """notice_seconds: between a notice and the end; EC2 takes 120. page: rows of a page at most.
 
+    profile_keys: gives a machine with a profile its keys, as its metadata service tells them, for its role's policy.
+    profile_lag: seconds until EC2 hears of a fresh profile.
     clock: seconds by which EC2's is ahead of this computer's. loose_history: the price history heeds neither times
     nor products.
     """
@@ -143,7 +145,8 @@ class Ec2:
     break_connections: int = 0
     hidden: float = 0.0
     clock: float = 0.0
-    profile_keys: tuple[str, str] | None = None
+    profile_keys: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+    profile_lag: float = 0.0
     token_life: float = 86_400.0
     calls: list[tuple[str, str, str, Mapping[str, Any]]] = field(default_factory=list)
     requests: dict[str, SpotRequest] = field(default_factory=dict)

@@ -1,0 +1,171 @@
+"""Instance profiles: made once and whoever runs it again, never over anybody else's, and launched with while fresh."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from clouds.aws.server import Aws
+
+from broker.access import home_policy
+from broker.errors import AuthFailed, ConfigError, InvalidRequest, ProviderUnavailable
+from broker.offer import Market, Offer, OfferQuery
+from broker.testing.conformance import request_for
+from broker_aws import AwsProvider, profiles
+
+URL = "s3://my-bucket/team"
+POLICY = home_policy({}, URL)
+README = Path(profiles.__file__).with_name("README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def provider(aws: Aws, tmp_path: Path) -> AwsProvider:
+    return AwsProvider(aws.settings(), tmp_path)
+
+
+def made(aws: Aws) -> set[str]:
+    """The calls to IAM that change something, and others."""
+    return {name.removeprefix("iam:") for name in aws.world.counted() if name.startswith("iam:")}
+
+
+def offer_of(provider: AwsProvider) -> Offer:
+    found = provider.offers(OfferQuery(cpus=2, infra=("aws/us-east-1/*/c5.xlarge",), markets=(Market.SPOT,)))
+    return found[0]
+
+
+def test_it_is_made_once_and_found_again(aws: Aws, provider: AwsProvider) -> None:
+    (missing,) = provider.identify("home", POLICY, make=False)
+    assert not missing.ok
+    assert missing.fix == "broker home setup --store s3 --instance-profile home"
+    assert made(aws) == {"GetInstanceProfile"}, "a look changes nothing"
+    (finding,) = provider.identify("home", POLICY, make=True)
+    assert finding.ok
+    iam: Any = boto3.client("iam")
+    (role,) = iam.get_instance_profile(InstanceProfileName="home")["InstanceProfile"]["Roles"]
+    (trusted,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert (trusted["Principal"], trusted["Action"]) == ({"Service": "ec2.amazonaws.com"}, "sts:AssumeRole")
+    (name,) = iam.list_role_policies(RoleName=role["RoleName"])["PolicyNames"]
+    document = iam.get_role_policy(RoleName=role["RoleName"], PolicyName=name)["PolicyDocument"]
+    objects, bucket = document["Statement"]
+    assert objects["Resource"] == [f"arn:aws:s3:::my-bucket/team/{top}/*" for top in ("jobs", "beats")]
+    assert bucket["Resource"] == ["arn:aws:s3:::my-bucket"]
+    assert bucket["Condition"] == {"StringLike": {"s3:prefix": ["team/jobs/*", "team/beats/*"]}}
+    needed = made(aws)
+    aws.world.calls.clear()
+    for again in (True, False):
+        (finding,) = provider.identify("home", POLICY, make=again)
+        assert finding.ok
+        assert "is there, and its role reaches the home" in finding.found
+    assert made(aws) == {"GetInstanceProfile", "GetRolePolicy"}, "the same again changes nothing"
+    asked = {f"iam:{action}" for action in needed | made(aws)} - {"iam:ListRolePolicies"}
+    assert asked <= set(permissions()), "the table of permissions is short of one"
+
+
+def permissions() -> list[str]:
+    """What the page says that setup needs."""
+    block = README.split('"Sid": "MakeTheProfile"', 1)[1].split("]", 1)[0]
+    return json.loads(block.split('"Action":', 1)[1].strip() + "]")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "GetInstanceProfile",
+        "GetRole",
+        "CreateRole",
+        "PutRolePolicy",
+        "CreateInstanceProfile",
+        "AddRoleToInstanceProfile",
+    ],
+)
+def test_a_denied_call_is_named_and_the_next_run_finishes(aws: Aws, provider: AwsProvider, action: str) -> None:
+    aws.world.fail(action, "AccessDenied", 403, message=f"User: x is not authorized to perform: iam:{action}")
+    with pytest.raises(AuthFailed, match=f"AWS refuses iam:{action}") as caught:
+        provider.identify("home", POLICY, make=True)
+    assert f"let this account do iam:{action}" in caught.value.fix
+    assert provider.identify("home", POLICY, make=True)[0].ok
+    (found,) = provider.identify("home", POLICY, make=False)
+    assert "its role reaches the home" in found.found
+
+
+def test_whoever_may_not_look_is_told_so_by_check(aws: Aws, provider: AwsProvider) -> None:
+    aws.world.fail("GetInstanceProfile", "AccessDenied", 403)
+    (found,) = provider.identify("home", POLICY, make=False)
+    assert found.ok
+    assert "that takes iam:GetInstanceProfile" in found.found
+
+
+def test_what_is_somebody_elses_is_left_alone(aws: Aws, provider: AwsProvider) -> None:
+    iam: Any = boto3.client("iam")
+    iam.create_role(RoleName="taken", AssumeRolePolicyDocument="{}")
+    with pytest.raises(ConfigError, match="which spotbroker did not make") as caught:
+        provider.identify("taken", POLICY, make=True)
+    assert "another name" in caught.value.fix
+    iam.create_instance_profile(InstanceProfileName="own")
+    iam.add_role_to_instance_profile(InstanceProfileName="own", RoleName="taken")
+    (found,) = provider.identify("own", POLICY, make=True)
+    assert found.ok
+    assert "with a role of your own" in found.found
+    provider.identify("first", POLICY, make=True)
+    with pytest.raises(ConfigError, match="another home's: it reaches arn:aws:s3:::my-bucket,"):
+        provider.identify("first", home_policy({}, "s3://other/team"), make=True)
+    assert iam.get_role_policy(RoleName="first", PolicyName=profiles.POLICY)["PolicyDocument"] == POLICY
+    assert not iam.list_role_policies(RoleName="taken")["PolicyNames"]
+    with pytest.raises(ConfigError, match="cannot be an instance profile's name"):
+        provider.identify("my profile", POLICY, make=True)
+
+
+def test_its_policy_is_mended(aws: Aws, provider: AwsProvider) -> None:
+    """As of an older version: what it reaches is the same, what it may do there is not."""
+    provider.identify("home", POLICY, make=True)
+    less = json.loads(json.dumps(POLICY))
+    less["Statement"][0]["Action"].remove("s3:DeleteObject")
+    iam: Any = boto3.client("iam")
+    iam.put_role_policy(RoleName="home", PolicyName=profiles.POLICY, PolicyDocument=json.dumps(less))
+    (found,) = provider.identify("home", POLICY, make=False)
+    assert not found.ok
+    provider.identify("home", POLICY, make=True)
+    assert iam.get_role_policy(RoleName="home", PolicyName=profiles.POLICY)["PolicyDocument"] == POLICY
+
+
+def test_a_launch_with_a_fresh_profile_waits_until_ec2_knows_it(aws: Aws, provider: AwsProvider) -> None:
+    """The same call, by the same token: the refusal made nothing."""
+    request = replace(request_for(offer_of(provider)), identity="home")
+    provider.identify("home", POLICY, make=True)
+    aws.world.profile_lag = 1.5
+    instance = provider.launch(request)
+    sent = aws.world.sent("RunInstances")
+    assert len(sent) > 1
+    assert {call["IamInstanceProfile.Name"] for call in sent} == {"home"}
+    assert {call["ClientToken"] for call in sent} == {request.token}
+    assert provider.launch(request).id == instance.id
+    assert len(aws.world.charges) == 1
+
+
+def test_a_profile_that_there_is_not_is_refused_at_once(aws: Aws, provider: AwsProvider) -> None:
+    request = replace(request_for(offer_of(provider)), identity="hmoe")
+    with pytest.raises(InvalidRequest, match="Invalid IAM Instance Profile name") as caught:
+        provider.launch(request)
+    assert caught.value.fix.endswith("--instance-profile hmoe")
+    assert len(aws.world.sent("RunInstances")) == 1
+    with pytest.raises(InvalidRequest, match="Invalid IAM Instance Profile name") as caught:
+        provider.launch_any(request, [request.offer])
+    assert caught.value.fix.endswith("--instance-profile hmoe")
+    assert not aws.world.charges
+
+
+def test_a_fleet_with_a_fresh_profile_is_tried_again_as_another(aws: Aws, provider: AwsProvider) -> None:
+    """A fleet's token repeats its refusal: the job goes on with its next placement, a little later."""
+    request = replace(request_for(offer_of(provider)), identity="home")
+    provider.identify("home", POLICY, make=True)
+    aws.world.profile_lag = 1.5
+    with pytest.raises(ProviderUnavailable, match="does not know the instance profile home yet"):
+        provider.launch_any(request, [request.offer])
+    assert not aws.world.charges
+    assert provider.launch_any(replace(request, token="next"), [request.offer]).alive
+    (first, _) = aws.world.sent("CreateLaunchTemplate")
+    assert first["LaunchTemplateData.IamInstanceProfile.Name"] == "home"
