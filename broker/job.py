@@ -75,6 +75,15 @@ class Plan:
         price = self.prospect.egress_of(self.decision.offer)
         return (self.prospect.checkpoint, price) if price is not None else None
 
+    @property
+    def upload(self) -> tuple[float, float] | None:
+        """What saves send until the work is done: GiB, and USD per GiB that the machine's side charges for it; None
+        where not known."""
+        if self.prospect is None or self.decision.offer is None or not self.prospect.upload:
+            return None
+        price = self.prospect.leaving_of(self.decision.offer)
+        return (self.prospect.upload, price) if price is not None else None
+
     def __repr__(self) -> str:
         offer = self.decision.offer
         what = f"{offer.key} at {offer.hourly:.4f} USD/h" if offer else "; ".join(self.decision.reasons) or "nothing"

@@ -15,12 +15,18 @@ from broker import identity
 from broker.balance import payable
 from broker.config import Config
 from broker.errors import AuthFailed, BrokerError
-from broker.offer import Offer, OfferQuery
+from broker.offer import Market, Offer, OfferQuery
 from broker.policy.infra import may_name
 from broker.provider import NO_KEY, OfferList, PartialOffers, Provider
 
 NOT_SET_UP = "no key or credentials yet"
 """What a provider's failure says that was never set up: nothing is wrong with it."""
+
+LEAST_SHARE, LEAST_CARD = 0.04, 0.002
+"""The least that a spot machine costs, of the same one on demand, and USD per hour that any card does. What is below is
+a least bid, a placeholder or another unit that was taken for a price, and would win every comparison. No large cloud
+gives more than 91 % off."""
+NO_PRICE = f"the price can be none: below {LEAST_SHARE:.0%} of the same machine on demand, or {LEAST_CARD} USD/h a card"
 
 Open = Callable[[str, Config], Provider]
 Listener = Callable[[Sequence[OfferQuery], "OfferBook", frozenset[str]], None]
@@ -175,11 +181,15 @@ class Marketplace:
             failures[name] = f"answered with offers of {', '.join(sorted(foreign))}, which are left out"
         mine = [offer for offer in found if offer.provider == name]
         own = list(payable(provider, identity.reaching(provider, self.config, mine)))
+        left_out = dict(found.left_out) if isinstance(found, OfferList) else {}
+        credible = _credible(own)
+        if len(credible) < len(own):
+            left_out[NO_PRICE] = len(own) - len(credible)
         with self._lock:
-            answer.offers.extend(own)
+            answer.offers.extend(credible)
             answer.failures.update(failures)
             # Of several alternatives of a task the same offers are left out again and again: the most counts.
-            for why, count in (found.left_out if isinstance(found, OfferList) else {}).items():
+            for why, count in left_out.items():
                 answer.left_out[why] = max(count, answer.left_out.get(why, 0))
 
     def _open(self, name: str) -> Provider:
@@ -188,6 +198,23 @@ class Marketplace:
         from broker import registry
 
         return registry.get(name, self.config)
+
+
+def _credible(offers: Sequence[Offer]) -> list[Offer]:
+    """The offers of one provider without those whose price can be none."""
+    on_demand = {_machine(offer): offer.price for offer in offers if offer.market is Market.ON_DEMAND}
+
+    def priced(offer: Offer) -> bool:
+        beside = offer.extra.get("on_demand") or on_demand.get(_machine(offer)) or 0.0
+        least = LEAST_SHARE * beside if offer.market is Market.SPOT else 0.0
+        return offer.price >= max(least, LEAST_CARD * offer.gpu_count)
+
+    return [offer for offer in offers if priced(offer)]
+
+
+def _machine(offer: Offer) -> tuple[str, str]:
+    """Zones have prices of their own on spot; on demand a region has one."""
+    return offer.region, offer.instance_type
 
 
 def told(error: BaseException) -> str:

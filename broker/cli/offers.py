@@ -236,6 +236,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "fields": [asdict(report) for report in plan.fields],
         "work": asdict(plan.left) if plan.left is not None and plan.left.hours is not None else None,
         "deadline": plan.deadline,
+        "egress_of_saves": dict(zip(("gib", "usd_per_gib"), plan.upload, strict=True)) if plan.upload else None,
         "egress_per_move": dict(zip(("gib", "usd_per_gib"), plan.egress, strict=True)) if plan.egress else None,
         **plan.decision.to_json(limit=1000),
     }
