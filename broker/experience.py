@@ -110,8 +110,8 @@ class Lesson:
     """What one placement has shown. began, ended: seconds since the epoch, of its machine; lost: it was taken back.
 
     task: the task's name; image: the container, "" for none. restart: seconds from its launch to its first step.
-    checkpoint: bytes of its newest snapshot. sent: bytes that its saves sent in an hour. save: seconds of a save with its
-    upload. pace: steps per hour.
+    checkpoint: bytes of its newest snapshot. sent: bytes that its saves sent in an hour. save: seconds of a save with
+    its upload. pace: steps per hour.
     """
 
     job: str
