@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from broker.errors import HomeError, HomeUnavailable, SnapshotCorrupt
 from broker.home import Home, JobKeys, translated
 from broker.manifest import File
 
+Gate = Callable[[int], None]
+"""Told of every piece that is about to go up or has come down, in bytes; may wait, and breaks it off by raising."""
 MIB = 1 << 20
 PIECE = MIB // 4  # hashed and written while it is in the processor's cache
 EMPTY = hashlib.sha256(b"").hexdigest()
@@ -53,6 +55,10 @@ class Pace:
     def part(self, size: int) -> int:
         """The size of one part of an upload: S3 takes 10,000 parts at most."""
         return max(self.chunk, -(-size // 9_500 // MIB) * MIB)
+
+
+def _open(_size: int) -> None:
+    """The gate of what nobody watches."""
 
 
 class Changed(Exception):  # noqa: N818 - not an error: the program goes on writing
@@ -91,25 +97,32 @@ def _same(path: Path, expected: Stat) -> Iterator[Any]:
             raise Changed(f"{path.name} changed while it was read")
 
 
-def upload_file(home: Home, key: str, path: Path, expected: Stat, pace: Pace) -> None:
+def read_file(path: Path, expected: Stat) -> bytes:
+    """All of a small file in the state `expected`. Raises Changed."""
+    with _same(path, expected) as file:
+        data = bytes(file.read())
+    if len(data) != expected.size:
+        raise Changed(f"{path.name} changed while it was read")
+    return data
+
+
+def upload_file(home: Home, key: str, path: Path, expected: Stat, pace: Pace, gate: Gate = _open) -> None:
     """Store a file in the state `expected` under `key`; Changed, with nothing stored, if it is in another."""
     part = pace.part(expected.size)
     with room(home.url), translated(key):
         if expected.size <= part:
-            with _same(path, expected) as file:
-                data = file.read()
-            if len(data) != expected.size:
-                raise Changed(f"{path.name} changed while it was read")
-            home.store.put(key, data, use_multipart=False)
+            gate(expected.size)
+            home.store.put(key, read_file(path, expected), use_multipart=False)
         else:
-            home.store.put(key, _parts(path, expected, part), chunk_size=part, max_concurrency=pace.parts)
+            home.store.put(key, _parts(path, expected, part, gate), chunk_size=part, max_concurrency=pace.parts)
 
 
-def _parts(path: Path, expected: Stat, part: int) -> Iterator[bytes]:
+def _parts(path: Path, expected: Stat, part: int, gate: Gate = _open) -> Iterator[bytes]:
     # What is raised here aborts the multipart upload (obstore 0.12.1), so a changed file never gets a name.
     with _same(path, expected) as file:
         left = expected.size
         while left:
+            gate(min(part, left))
             data = file.read(min(part, left))
             if not data:
                 raise Changed(f"{path.name} became shorter while it was read")
@@ -120,12 +133,13 @@ def _parts(path: Path, expected: Stat, part: int) -> Iterator[bytes]:
 class Uploads:
     """Uploads side by side, as many as `pace` has memory for. Adding another waits for room.
 
-    known: hashes whose blobs are in the store already. After `finish`, `changed` holds the hashes that could not be
-    stored because their file was written to meanwhile, with the reason, and `sent` the bytes that were.
+    known: hashes whose blobs are in the store already. gate: what every part passes. After `finish`, `changed` holds
+    the hashes that could not be stored because their file was written to meanwhile, with the reason, and `sent` the
+    bytes that were.
     """
 
-    def __init__(self, home: Home, keys: JobKeys, pace: Pace, known: Iterable[str]) -> None:
-        self.home, self.keys, self.pace = home, keys, pace
+    def __init__(self, home: Home, keys: JobKeys, pace: Pace, known: Iterable[str], gate: Gate = _open) -> None:
+        self.home, self.keys, self.pace, self.gate = home, keys, pace, gate
         self.known = set(known)
         self.changed: dict[str, str] = {}
         self.sent = 0
@@ -150,7 +164,7 @@ class Uploads:
         while self._running and self._flying + weight > self.pace.memory:
             self._take()
         key = self.keys.blob(sha256)
-        future = self._pool.submit(upload_file, self.home, key, path, found, self.pace)
+        future = self._pool.submit(upload_file, self.home, key, path, found, self.pace, self.gate)
         self._running.append((sha256, found.size, future))
         self._flying += weight
 
@@ -199,7 +213,7 @@ def free_space(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def fetch(home: Home, keys: JobKeys, wanted: Mapping[Path, File], pace: Pace | None = None) -> int:
+def fetch(home: Home, keys: JobKeys, wanted: Mapping[Path, File], pace: Pace | None = None, gate: Gate = _open) -> int:
     """Write stored files to new paths in existing folders, with their modes; return the bytes fetched.
 
     Each is hashed while it is written. Raises SnapshotCorrupt for a blob that is missing or hashes to something
@@ -217,7 +231,7 @@ def fetch(home: Home, keys: JobKeys, wanted: Mapping[Path, File], pace: Pace | N
     streams = pace.files * pace.parts
     total = sum(wanted[path].size for path in first.values())
     with ThreadPoolExecutor(streams, thread_name_prefix="fetch") as pool:
-        fetching = _Fetching(home, keys, pace, pool)
+        fetching = _Fetching(home, keys, pace, pool, gate)
         try:
             # One stream per file costs least, but a file of more than its share would be waited for alone at the end.
             for path in sorted(first.values(), key=lambda path: wanted[path].size, reverse=True):
@@ -240,8 +254,8 @@ class _Fetching:
     fetch and write these in any order, and the caller hashes them in theirs.
     """
 
-    def __init__(self, home: Home, keys: JobKeys, pace: Pace, pool: ThreadPoolExecutor) -> None:
-        self.home, self.keys, self.pace, self.pool = home, keys, pace, pool
+    def __init__(self, home: Home, keys: JobKeys, pace: Pace, pool: ThreadPoolExecutor, gate: Gate) -> None:
+        self.home, self.keys, self.pace, self.pool, self.gate = home, keys, pace, pool, gate
         self.window: deque[tuple[Future[Any], Any, File, bool]] = deque()
         self.streams: deque[Future[None]] = deque()
         self.flying = 0
@@ -283,6 +297,7 @@ class _Fetching:
                         digest.update(piece)
                         _write(out.fileno(), piece, at, path.parent)
                         at += len(piece)
+                        self.gate(len(piece))
             self._verify(file, digest.hexdigest())
             os.fchmod(out.fileno(), file.mode)
 
@@ -290,6 +305,7 @@ class _Fetching:
         with self._reading(file):
             data = self.home.store.get_range(self.keys.blob(file.sha256), start=start, length=length)
         _write(descriptor, data, start, folder)
+        self.gate(length)
         return data
 
     @contextmanager

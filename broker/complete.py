@@ -110,8 +110,11 @@ class Scan:
         return {name: why for name, why in self.skipped.items() if entry_of(name, self.containers) == name}
 
 
-def read_tree(folder: Path, name: str) -> Tree:
-    """Stat one entry and all below it. FileNotFoundError where the entry itself has gone."""
+def read_tree(folder: Path, name: str, *, whatever: bool = False) -> Tree:
+    """Stat one entry and all below it. FileNotFoundError where the entry itself has gone.
+
+    whatever: names say nothing, so a file counts also where its name says that it is not finished.
+    """
     top = folder / name
     found = top.lstat()
     files: dict[str, Stat] = {}
@@ -127,11 +130,11 @@ def read_tree(folder: Path, name: str) -> Tree:
             else:
                 left_out[relative] = f"a link that leads outside the checkpoint folder: {target}"
         elif stat.S_ISREG(seen.st_mode):
-            if any(fnmatch.fnmatchcase(path.name, pattern) for pattern in TEMPORARY):
+            if not whatever and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in TEMPORARY):
                 left_out[relative] = NAMED_UNFINISHED
             else:
                 files[relative] = Stat.of(seen)
-        elif stat.S_ISDIR(seen.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
+        elif not whatever and stat.S_ISDIR(seen.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
             left_out[relative] = NAMED_UNFINISHED
         elif stat.S_ISDIR(seen.st_mode):
             folders[relative] = stat.S_IMODE(seen.st_mode)

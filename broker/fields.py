@@ -367,6 +367,10 @@ class TaskFields(Fields):
         "bucket's URL, or a map with `source` and `mode`. They are in place before `setup`."
     )
     checkpoint: CheckpointFields | None = _field("How the program saves, so that it survives preemption.")
+    cache: Texts | None = _field(
+        "Folders that `setup` downloads to, such as `~/.cache/huggingface`: kept in the home, and back before `setup` "
+        "runs on the next machine where that is faster and no dearer than fetching again."
+    )
     outputs: Annotated[list[str], BeforeValidator(_list), _written("string", "array", "object")] | None = _field(
         "Files and globs in the workdir that are kept when the program has ended."
     )

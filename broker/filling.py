@@ -1,7 +1,7 @@
 """`${NAME}` in a task file, filled in from the task's envs.
 
-Only where the broker itself reads the text: file_mounts, workdir, checkpoint.path, outputs and home. Never in run,
-setup or the values of envs, which are the shell's on the machine.
+Only where the broker itself reads the text: file_mounts, workdir, checkpoint.path, cache, outputs and home. Never in
+run, setup or the values of envs, which are the shell's on the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.document import Problem
 
-FIELDS = ("file_mounts", "workdir", "checkpoint.path", "outputs", "home")
+FIELDS = ("file_mounts", "workdir", "checkpoint.path", "cache", "outputs", "home")
 _NAMED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import islice
 
+from broker import inheritance
 from broker.home import Home, JobKeys
-from broker.restore import collect_garbage, snapshots_of, walk_lineage
+from broker.restore import DAY, collect_garbage, snapshots_of, walk_lineage
 from broker.state import JobState
 
 
@@ -25,7 +26,7 @@ def kept_snapshots(home: Home, keys: JobKeys, state: JobState, keep: int) -> set
 
 
 def collect(home: Home, keys: JobKeys, state: JobState, keep: int) -> int:
-    """Delete the blobs that no kept snapshot names and that are older than a day; how many.
+    """Delete the blobs that no kept snapshot names, nor the newest cache, and that are older than a day; how many.
 
     Only while some generation has told its parent: before that a guest may rely on a snapshot nobody here knows of.
     Raises HomeError; SnapshotCorrupt where a kept manifest cannot be read, and then nothing is deleted.
@@ -33,5 +34,5 @@ def collect(home: Home, keys: JobKeys, state: JobState, keep: int) -> int:
     held = [entry.generation for entry in state.retiring] + ([state.live.generation] if state.live else [])
     if any(generation not in state.parents for generation in held):
         return 0
-    kept = kept_snapshots(home, keys, state, keep)
-    return collect_garbage(home, keys, kept, home.time(keys.clock)) if kept else 0
+    kept, now = kept_snapshots(home, keys, state, keep), home.time(keys.clock)
+    return inheritance.collect(home, keys, now, DAY) + (collect_garbage(home, keys, kept, now) if kept else 0)

@@ -19,6 +19,8 @@ Layout, below the home's URL::
     jobs/J/gen/N/log/S       output of N, part S
     jobs/J/access/N          fresh credentials for N, where they are renewed
     jobs/J/blobs/SHA         file contents, shared by all generations
+    jobs/J/cache/manifest/N  the task's cache folders as N saved them last
+    jobs/J/cache/blobs/SHA   what is in them
 """
 
 from __future__ import annotations
@@ -339,6 +341,16 @@ class JobKeys:
 
     def blob(self, sha256: str) -> str:
         return f"{self.root}/blobs/{sha256}"
+
+    @property
+    def caches(self) -> str:
+        return f"{self.root}/cache/manifest"
+
+    def cache(self, generation: int) -> str:
+        return f"{self.caches}/{generation}"
+
+    def cached(self, sha256: str) -> str:
+        return f"{self.root}/cache/blobs/{sha256}"
 
     def access(self, generation: int) -> str:
         return f"{self.root}/access/{generation}"

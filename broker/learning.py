@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,6 +13,7 @@ from broker.experience import Lesson
 from broker.home import JobKeys
 from broker.policy.work import Stay
 from broker.provider import Cause, LaunchRequest
+from broker.report import startup
 from broker.restore import read_manifest
 from broker.state import JobState, Retiring
 from broker.store import PlacementRow
@@ -24,9 +25,6 @@ TAKEN = ("notice", "moved", "preempted")
 def learn(state: JobState, entry: Retiring, world: World) -> None:
     """Keep what the machine has shown. What cannot be read teaches nothing, and holds nothing up."""
     row, job = world.store.placement(state.job, entry.generation), world.store.job(state.job)
-    starts = [
-        e.at for e in world.store.events(state.job, kinds=("first_step", "resumed")) if e.generation == row.generation
-    ]
     offer = LaunchRequest.from_json(dict(row.request)).offer
     ended = entry.gone_at or world.clock()
     size, sent = snapshots(row, job.home, ended, world)
@@ -39,7 +37,7 @@ def learn(state: JobState, entry: Retiring, world: World) -> None:
         lost=entry.why in TAKEN or entry.cause == Cause.PREEMPTED,
         task=job.name,
         image=row.request.get("container") or row.request.get("image") or "",
-        restart=_restart(row, starts),
+        restart=startup(row, world.store.events(state.job, kinds=("first_step", "resumed"))),
         checkpoint=size,
         sent=sent,
         save=_save(row.beat or {}),
@@ -47,12 +45,6 @@ def learn(state: JobState, entry: Retiring, world: World) -> None:
     )
     with contextlib.suppress(SQLAlchemyError):
         world.records.learn(lesson)
-
-
-def _restart(row: PlacementRow, starts: Sequence[float]) -> float | None:
-    """From the launch to the first step, or to the program's start where it reports none."""
-    first = min(starts, default=row.program_at)
-    return max(0.0, first - row.launched_at) if first is not None and row.launched_at is not None else None
 
 
 def _save(beat: Mapping[str, Any]) -> float | None:

@@ -61,7 +61,11 @@ class Manifest:
         )
 
     def to_bytes(self) -> bytes:
-        body = {
+        return sealed(self.body())
+
+    def body(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
             "v": 1,
             "generation": self.generation,
             "seq": self.seq,
@@ -73,17 +77,21 @@ class Manifest:
             "folders": dict(sorted(self.folders.items())),
             "links": dict(sorted(self.links.items())),
         }
-        return json.dumps({**body, "sum": _sum(body)}).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Manifest:
         """Raises SnapshotCorrupt for what was not written by `to_bytes`, or names a path outside its folder."""
+        return cls.of(opened(raw))
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Manifest:
+        """What `body` gave. Raises SnapshotCorrupt as `from_bytes` does."""
         try:
-            body = json.loads(raw)
-            if body.pop("sum") != _sum(body) or body.pop("v") != 1:
-                raise SnapshotCorrupt("the manifest is damaged: it does not hash to its own sum")
-            body["files"] = {path: File(*stored) for path, stored in body["files"].items()}
-            manifest = cls(**body)
+            rest = dict(body)
+            if rest.pop("v") != 1:
+                raise SnapshotCorrupt("the manifest is of a version that is not known here")
+            rest["files"] = {path: File(*stored) for path, stored in rest["files"].items()}
+            manifest = cls(**rest)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SnapshotCorrupt(f"the manifest cannot be read: {error}") from error
         for path in (*manifest.files, *manifest.folders, *manifest.links):
@@ -92,6 +100,22 @@ class Manifest:
             if not link_stays_inside(path, target):
                 raise SnapshotCorrupt(f"the manifest's link {path} leads outside: {target}")
         return manifest
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """Plain JSON with its own sum in it."""
+    return json.dumps({**body, "sum": _sum(body)}).encode()
+
+
+def opened(raw: bytes) -> dict[str, Any]:
+    """What `sealed` was given. Raises SnapshotCorrupt where it does not hash to its sum."""
+    try:
+        body: dict[str, Any] = json.loads(raw)
+        if body.pop("sum") != _sum(body):
+            raise SnapshotCorrupt("the manifest is damaged: it does not hash to its own sum")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotCorrupt(f"the manifest cannot be read: {error}") from error
+    return body
 
 
 def _sum(body: Mapping[str, Any]) -> str:

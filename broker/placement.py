@@ -20,7 +20,10 @@ from broker.boot import Boot, boot_script, guest_zipapp, user_data
 from broker.config import Config
 from broker.errors import ConfigError, HomeError
 from broker.home import Access, Home, JobKeys
+from broker.inheritance import inherit
 from broker.offer import Offer, Trust
+from broker.policy.cost import Prospect
+from broker.policy.egress import by_place
 from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Kind, LaunchRequest, Traits
 from broker.store import JobRow
 from broker.task import Task
@@ -120,6 +123,7 @@ def freeze(
     what the task names, None for the default. Raises HomeError, and ConfigError where the secrets cannot be unsealed,
     the image does not go with the offer, or the home's key must not go to its host.
     """
+    inherit(row, task, offer, world)
     now = world.clock()
     provider = world.provider(offer.provider)
     traits = provider.traits
@@ -172,6 +176,7 @@ def freeze(
         python=_python(traits),
         hazard=terms.hazard,
         save=terms.save,
+        egress=_egress(row.home, offer, world) if task.cache else 0.0,
         access_url=renewals.address(home, row.id, generation) if lasts else "",
         kind=str(traits.kind),
         container=placed.container if traits.kind is not Kind.CONTAINER else None,
@@ -207,6 +212,11 @@ def _placed(traits: Traits, image: str | None, offer: Offer) -> images.Placed:
         raise ConfigError(
             f"{offer.where} cannot run this task: {error}", fix="name a container image, or other places in infra"
         ) from error
+
+
+def _egress(home: str, offer: Offer, world: World) -> float:
+    """USD per GiB that the home charges for what this machine reads; 0 where that is not known."""
+    return Prospect(egress=by_place(home, world.config.home_config)).egress_of(offer) or 0.0
 
 
 def _fit_to_give(access: Access, offer: Offer, home: Home) -> None:

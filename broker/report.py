@@ -39,6 +39,7 @@ class Mark:
 class Stay:
     """One placement. cost: USD. on_demand: what the same time would have cost on demand, None where unknown.
 
+    startup: seconds from its launch to its program's first step, or to the program's start where it reports none.
     first_step, last_step: the first and the last that its program reported. cause: the provider's word for its end.
     """
 
@@ -55,6 +56,7 @@ class Stay:
     end: float
     cost: float
     on_demand: float | None
+    startup: float | None
     first_step: int | None
     last_step: int | None
     saves: int
@@ -78,7 +80,8 @@ class Move:
 
     why: notice, preempted or lost. reached: the last step before it. restored: the snapshot taken up, as (generation,
     seq); restored_step: the step that it stands for. resumed: the first step reported after it. lost: steps done twice.
-    gap: seconds from one program's end to the other's start; setup: of these, how long setup ran.
+    gap: seconds from one program's end to the other's start; setup: of these, how long setup ran. startup: the
+    target's.
     """
 
     source: int
@@ -91,6 +94,7 @@ class Move:
     lost: int | None
     gap: float | None
     setup: float
+    startup: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +214,23 @@ def _stay(
         end=end,
         cost=row.cost(now),
         on_demand=None if usual is None else usual * (end - start) / 3600,
+        startup=startup(row, events),
         first_step=beat.get("first_step"),
         last_step=max(last, default=None),
         saves=len(manifests),
         cause=row.cause,
         note=row.note,
     )
+
+
+def startup(row: PlacementRow, events: Iterable[Event]) -> float | None:
+    """Seconds from a placement's launch to its program's first step; to its start where it reports none or not yet.
+
+    events: the job's, or the placement's. None while neither has been.
+    """
+    steps = [e.at for e in events if e.generation == row.generation and e.kind in ("first_step", "resumed")]
+    first = min(steps, default=(row.beat or {}).get("program_started_at") or row.program_at)
+    return max(0.0, first - row.launched_at) if first is not None and row.launched_at is not None else None
 
 
 def segments(row: PlacementRow, seen: Mapping[str, float], end: float) -> tuple[Segment, ...]:
@@ -324,6 +339,7 @@ def _moves(
                 lost=lost,
                 gap=max(0.0, started - ended) if started else None,
                 setup=sum(max(0.0, s.end - max(s.start, ended)) for s in stay.segments if s.what == "setup"),
+                startup=stay.startup,
             )
         )
     return tuple(made)

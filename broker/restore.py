@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys, lineage
 from broker.manifest import File, Manifest, checked
 
+Fetch = Callable[[Home, JobKeys, Mapping[Path, File], Pace | None], int]
 DAY = 86400.0
 
 
@@ -63,7 +64,7 @@ def restore(
             fix="ask for more disk; the snapshot is kept",
         )
     try:
-        fetched = _fill(home, keys, manifest, fresh, pace)
+        fetched = fill(home, keys, manifest, fresh, pace)
         aside = _put_in_place(fresh, folder, before, inside=inside)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -76,12 +77,15 @@ def _marks(folder: Path) -> tuple[str, str]:
     return f".{folder.name}.restoring-", f".{folder.name}.before-"
 
 
-def _fill(home: Home, keys: JobKeys, manifest: Manifest, fresh: Path, pace: Pace | None) -> int:
+def fill(
+    home: Home, keys: JobKeys, manifest: Manifest, fresh: Path, pace: Pace | None = None, fetching: Fetch = fetch
+) -> int:
+    """Make a new folder of what the manifest names; the bytes fetched. Raises as `restore` does."""
     with room(str(fresh)):
         fresh.mkdir()
         for path in sorted(manifest.folders):
             (fresh / path).mkdir(parents=True)
-    fetched = fetch(home, keys, {fresh / path: file for path, file in manifest.files.items()}, pace)
+    fetched = fetching(home, keys, {fresh / path: file for path, file in manifest.files.items()}, pace)
     for path, target in manifest.links.items():
         (fresh / path).symlink_to(target)
     # Whole seconds, oldest entry first: order by time is order by step, and the Snapshotter knows restored files by it.

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity
 from broker.document import Problem, refuse
 from broker.errors import TaskError
+from broker.folders import cache_problems
 from broker.guest.mask import sensitive
 from broker.keeping import Keep
 from broker.mounts import Mount
@@ -157,7 +158,8 @@ class Task:
 
     run, setup: shell scripts; their folder is the workdir's copy. envs, secrets: strings, handed over byte for
     byte. trust: secret -> the least trusted kind of host that may read it; `datacenter` for those not named here.
-    resources: alternatives, any of which will do. outputs: globs relative to the workdir. spot: `auto` takes spot
+    resources: alternatives, any of which will do. cache: folders that setup downloads to, kept from machine to machine
+    where that pays. outputs: globs relative to the workdir. spot: `auto` takes spot
     where it pays and on-demand where not; `only`, `never`. max_price: USD per hour of the whole machine, disk
     included. max_hours: of one machine. max_moves: from machine to machine. max_restarts_on_errors: of a program
     that failed, counted apart; after recover_on_exit_codes it is started again uncounted. stuck: seconds without a
@@ -180,6 +182,7 @@ class Task:
     trust: Mapping[str, Trust] = field(default_factory=dict)
     resources: tuple[Resources, ...] = (Resources(),)
     checkpoint: Checkpoint | None = None
+    cache: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     work: Work | None = None
     spot: Spot = "auto"
@@ -216,7 +219,7 @@ class Task:
                 put(name, Path(value).expanduser().absolute())
         for name in ("envs", "secrets", "trust", "labels"):
             put(name, dict(getattr(self, name)))
-        for name in ("outputs", "recover_on_exit_codes", "file_mounts"):
+        for name in ("cache", "outputs", "recover_on_exit_codes", "file_mounts"):
             put(name, tuple(getattr(self, name)))
         put("name", self.name or (self.workdir.name if self.workdir else "") or "task")
         problems.extend(self._named_cards())
@@ -281,6 +284,7 @@ class Task:
         for part in (*self.resources, *parts):
             if part is not None:
                 yield from part.problems()
+        yield from cache_problems(self.cache, self.checkpoint.path if self.checkpoint is not None else None)
         for pattern in self.outputs:
             if not _inside(pattern):
                 yield Problem("outputs", f"must be a path or glob inside the workdir, not {pattern!r}")

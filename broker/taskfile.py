@@ -318,6 +318,7 @@ class _Reader:
             "secrets": model.secrets,
             "trust": {name: kind for name, kind in self.trust.items() if name in (model.secrets or {})},
             "outputs": tuple(model.outputs) if model.outputs else None,
+            "cache": tuple(model.cache) if model.cache else None,
             "resources": found.resources,
             "ordered": found.ordered,
             "file_mounts": self._mounts(model),

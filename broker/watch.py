@@ -11,7 +11,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -401,9 +401,17 @@ def note_beat(world: World, job: str, generation: int, before: Mapping[str, Any]
         if data.get(kind) and not before.get(kind):
             value = data[kind]
             say(kind, str(value.get("reason") or value.get("why") or value.get("outcome") or kind), **{kind: value})
+    for kind, text in _words(before, data):
+        say(kind, text, once=text[:200])
+
+
+def _words(before: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a beat newly says in words of the guest's own: kind of event, and text."""
+    if data.get("cache") and data["cache"] != before.get("cache"):
+        yield "cache", data["cache"]
     for text in data.get("warnings") or ():
         if text not in (before.get("warnings") or ()):
-            say("warning", text, once=text[:200])
+            yield "warning", text
 
 
 async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:

@@ -73,10 +73,11 @@ def _placements(report: Report) -> RenderableType:
         "MARKET",
         "USD/h",
         "COST",
+        "STARTUP",
         "STEPS",
         "SNAPSHOTS",
         "WHY",
-        right=("#", "USD/h", "COST", "SNAPSHOTS"),
+        right=("#", "USD/h", "COST", "STARTUP", "SNAPSHOTS"),
         fold=("WHY",),
     )
     for stay in report.stays:
@@ -86,8 +87,8 @@ def _placements(report: Report) -> RenderableType:
             else f"{stay.first_step if stay.first_step is not None else '?'}–{stay.last_step}"
         )
         made.add_row(
-            str(stay.generation), stay.place, market(stay.market), price(stay.hourly), money(stay.cost), steps,
-            str(stay.saves), stay.note or _short(stay.why),
+            str(stay.generation), stay.place, market(stay.market), price(stay.hourly), money(stay.cost),
+            _startup(stay.startup), steps, str(stay.saves), stay.note or _short(stay.why),
         )  # fmt: skip
     return made
 
@@ -174,8 +175,8 @@ def _tick(seconds: float, step: float) -> str:
 
 
 def _moves(moves: Sequence[Move]) -> RenderableType:
-    """Each move in steps, then how long no program ran, and how much of that was setup."""
-    numbers = ("REACHED", "RESTORED", "WENT ON AT", "LOST", "DOWN FOR", "SETUP")
+    """Each move in steps, then how long no program ran, how much of that was setup, and the new machine's startup."""
+    numbers = ("REACHED", "RESTORED", "WENT ON AT", "LOST", "DOWN FOR", "SETUP", "STARTUP")
     made = table("MOVE", "WHY", *numbers, right=numbers)
     words = {"notice": "notice", "preempted": "no notice", "lost": "lost", "moved": "moved"}
     for move in moves:
@@ -188,8 +189,14 @@ def _moves(moves: Sequence[Move]) -> RenderableType:
             "?" if move.lost is None else f"{move.lost} step{'s' * (move.lost != 1)}",
             "?" if move.gap is None else f"{move.gap:.1f} s",
             f"{move.setup:.1f} s",
+            _startup(move.startup),
         )
     return made
+
+
+def _startup(seconds: float | None) -> str:
+    """From the launch to the first step."""
+    return "–" if seconds is None else f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _step(step: int | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from broker.errors import BrokerError
 from broker.guest import environment
 from broker.guest.bootfile import Boot
+from broker.guest.cache import LAST_SAVE
 from broker.guest.clock import Clock
 from broker.guest.contain import Containment
 from broker.guest.context import Context, Interrupted, Refused, SetupFailed, Stale
@@ -147,6 +148,8 @@ class Machine:
             else:
                 verdict, ended, cause = session.run()
                 own = True
+                if preparation.cache is not None:
+                    preparation.cache.hold()
                 if verdict.outcome == "succeeded" and preparation.spec.outputs:
                     verdict, outputs = self._outputs(c, verdict, preparation.spec.outputs)
         except Interrupted as interrupted:
@@ -173,6 +176,9 @@ class Machine:
         until = ending.until(self.clock, self.boot.patience, locked=locked)
         if session.publisher is not None:
             publish_last(session.publisher, c.uplink, c.status, torn=ending.torn, until=until)
+        if (keeper := session.preparation.cache) is not None:
+            own_end = ending.ended is not None and ending.cause is None
+            keeper.finish(min(LAST_SAVE, self.clock.deadline - LAST_BEAT - time.monotonic()) if own_end else 0.0)
         why = close(ending, c.uplink, c.status, self.clock, until=until, kept=kept)
         if c.uplink.stale:
             raise Stale

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.guest import environment
+from broker.guest.cache import Keeper
 from broker.guest.container import ContainedProgram, TaskContainer
 from broker.guest.context import TICK, Context, Refused, SetupFailed
 from broker.guest.disk import install_library
@@ -32,7 +33,7 @@ class Preparation:
     """`restored` is the snapshot that lies in the checkpoint folder, None where the job starts from nothing.
 
     checkpoint: that folder on the machine; saves: the same as the program sees it. container: the one that setup and
-    run share, None where they run bare.
+    run share, None where they run bare. cache: what keeps the task's cache folders, None where it names none.
     """
 
     def __init__(self, context: Context) -> None:
@@ -44,6 +45,7 @@ class Preparation:
         self.checkpoint: Path
         self.saves: Path
         self.container: TaskContainer | None = None
+        self.cache: Keeper | None = None
         self._opening: Opening | None = None
 
     def run(self) -> Mapping[str, Any] | None:
@@ -60,18 +62,21 @@ class Preparation:
             c.interrupt(Cause("hardware", "hardware", f"not what was rented: {wrong}"))
         work = c.folder / "work"
         shutil.rmtree(work, ignore_errors=True)  # a machine that came back starts from its snapshot, not from ruins
-        c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
         install_library(c.folder / "lib")
         engine = self._engine()
         places = Places.of(c.boot, c.folder, c.environ, as_root=engine is None or engine.as_root)
+        cached = self._bring_cache(places)  # first, so that what the task brings along lies on top of it
+        c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
         archive = c.folder / "mount.tar.gz"
         mounted = c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, archive, places))
         self.saves = spec.checkpoint_folder(c.folder, places.home, bare=places.shared)
         self.checkpoint = places.here(self.saves)
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         if engine is not None:
-            self._open_container(engine, places, [self.saves, *mounted])
+            self._open_container(engine, places, [self.saves, *mounted, *cached])
         self._setup()
+        if self.cache is not None:
+            self.cache.start()
         c.status.set(state="waiting")
         c.aside("the predecessor", lambda: wait_for_predecessor(c.home, c.keys, c.uplink, c.clock))
         self.waited = True
@@ -84,6 +89,14 @@ class Preparation:
         """End the task's container, if there is one or one is about to be."""
         if self._opening is not None:
             self._opening.close()
+
+    def _bring_cache(self, places: Places) -> list[Path]:
+        """Put the cache folders back where that pays; where the program sees them."""
+        if not self.spec.cache:
+            return []
+        self.cache = keeper = Keeper(self.context, self.spec, places)
+        self.context.aside("the cache", keeper.restore)
+        return [seen for _, seen in keeper.folders.folders.values()]
 
     def _engine(self) -> Engine | None:
         """What starts the task's container; None where setup and run are bare. Raises Interrupted without one."""
@@ -130,6 +143,8 @@ class Preparation:
                 c.interrupt(cause)
         c.log.end()
         c.status.timing("setup", ended.seconds)
+        if self.cache is not None and ended.code == 0:
+            self.cache.ready(ended.seconds, setup=True)
         if ended.code != 0:
             if c.notice_before(ended):
                 c.interrupt(Cause("notice", "notice", f"setup exited {ended.code}, after a notice"))

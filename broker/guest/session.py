@@ -73,6 +73,8 @@ class Session:
         if self.publisher:
             self.publisher.snapshotter.steady = program.steady
             self.publisher.start()
+        if self.preparation.cache is not None and self.publisher is not None:
+            self.preparation.cache.busy = lambda publisher=self.publisher: publisher.uploading  # type: ignore[misc]
         ended, cause = self._watch(program)
         self._look_opened(ended=True)
         if now := c.steps.sample():
@@ -160,7 +162,10 @@ class Session:
         activity = Activity(gpus=bool(offer.get("gpu_count")))
         while True:
             ended = program.wait(TICK)
-            c.steps.sample()
+            if (now := c.steps.sample()) is not None and c.status.get("first_step") is None:
+                c.status.set(first_step=now.first_step)
+                if self.preparation.cache is not None:
+                    self.preparation.cache.ready(time.monotonic() - program.started, setup=False)
             self._look_opened()
             self._say_every()
             if ended is not None:

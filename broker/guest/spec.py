@@ -26,6 +26,7 @@ class Spec:
     every: float = 0.0
     keep: int = 3
     marker: str | None = None
+    cache: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     steps: int | None = None
     recover_on: tuple[int, ...] = ()
@@ -48,6 +49,7 @@ class Spec:
             every=float(checkpoint.get("every") or 0.0),
             keep=int(checkpoint.get("keep") or 3),
             marker=checkpoint.get("complete"),
+            cache=tuple(data.get("cache") or ()),
             outputs=tuple(data.get("outputs") or ()),
             steps=(data.get("work") or {}).get("steps"),
             recover_on=tuple(data.get("recover_on_exit_codes") or ()),

@@ -37,6 +37,7 @@ class Status:
             "restored": None,
             "first_step": None,
             "opened": None,
+            "cache": None,
             "seq": 0,
             "manifest_step": None,
             "notice": None,
@@ -65,7 +66,7 @@ class Status:
         return str(self.get("state"))
 
     def timing(self, name: str, seconds: float) -> None:
-        """A measured time: setup, restore, upload, save."""
+        """A measured time: pull, cache, setup, restore, upload, save."""
         with self._lock:
             self._timings[name] = round(seconds, 3)
 

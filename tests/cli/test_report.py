@@ -72,6 +72,7 @@ def test_a_move_is_measured() -> None:
     assert move.why == "preempted"
     assert move.gap == pytest.approx(10.0)
     assert move.setup == pytest.approx(4.0)
+    assert move.startup == pytest.approx(9.0)
 
 
 def test_what_is_known_better_than_by_the_last_beat_counts() -> None:
@@ -86,6 +87,12 @@ def test_setup_is_apart_from_running() -> None:
     ]  # fmt: skip
     assert [s.what for s in second.segments] == ["boot", "setup", "wait", "restore", "run", "close"]
     assert second.segments[-1].start == 98.0
+
+
+def test_a_machine_has_started_up_with_its_first_step() -> None:
+    """Or with its program's start, where that reports none."""
+    told = build(JOB, [FIRST], [*EVENTS, Event(4, "train-1", 1, 21.5, "first_step", "", {})], MANIFESTS, now=100.0)
+    assert [stay.startup for stay in (*told.stays, *report().stays)] == [21.5, 10.0, 9.0]
 
 
 def test_money_against_on_demand_for_the_same_time() -> None:
