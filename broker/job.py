@@ -246,17 +246,31 @@ class Job:
         """
         self.store.ask(self.id, "stop-now" if now else "stop")
 
-    def move(self, *, now: bool = False) -> None:
+    def move(self, *, now: bool = False, to: Sequence[str] = ()) -> None:
         """Ask for another machine: the guest saves and ends while the next one is picked and launched; `now` does not
         wait for the save, as a provider that takes a machine back without a notice.
 
-        Carried out once by a live broker; nothing where no machine is rented at present.
+        to: places as in a task's `infra`, among which this one move chooses; where nothing is to be had there after
+        all, it goes wherever the task allows. Carried out once by a live broker; nothing where no machine is rented at
+        present. Raises InvalidTaskError for what is no place.
         """
-        from broker.reaction import wish_to_move
+        from broker.leaving import Leaving
 
+        self.task.within(to)
         held = [row for row in self.placements() if row.launched_at is not None and row.ended_at is None]
         if held:
-            self.store.ask(self.id, wish_to_move(held[-1].generation, now=now))
+            self.store.ask(self.id, Leaving(held[-1].generation, now, tuple(to)).text)
+
+    def destination(self, to: Sequence[str] = ()) -> Decision:
+        """What `move` would take now, and why; changes nothing. Raises JobUnfinished for a job without a machine."""
+        from broker.picking import destination
+        from broker.state import JobState
+        from broker.world import World
+
+        state = JobState.from_json(self.row.state) if self.row.state else None
+        if state is None or state.live is None:
+            raise errors.JobUnfinished(f"{self.id} has no machine at present: {self.status}", job=self.id)
+        return destination(state, World(self.config, self.store, time.time, self.store.installation()), to)
 
     def resume(
         self, secrets: Mapping[str, str] | None = None, *, budget: float | None = None, deadline: str = ""
@@ -392,8 +406,7 @@ class Job:
 def _settled(task: Task, changes: Mapping[str, Any]) -> Task:
     """The task with the caller's overrides, and the home that holds it."""
     given = {key: value for key, value in changes.items() if value is not None}
-    if infra := given.pop("infra", ()):
-        given["resources"] = tuple(dataclasses.replace(r, infra=tuple(infra)) for r in task.resources)
+    task = task.within(given.pop("infra", ()))
     return dataclasses.replace(task, **given) if given else task
 
 

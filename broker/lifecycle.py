@@ -200,7 +200,7 @@ def _held(
         return _given_back(state, held, "max_price", why, world)
     if task.spot == "only" and instance.market is not Market.SPOT:
         return _given_back(state, held, "market", f"is {instance.market}, and the task takes spot only", world)
-    return state
+    return replace(state, places=())
 
 
 def _charged(instance: Instance, offer: Offer) -> float:

@@ -6,7 +6,7 @@ a better machine (`broker.weighing`) keeps it unless the better one can be had.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,14 +48,19 @@ def pick(state: JobState, world: World) -> JobState:
         if state.live is not None:
             return _stay(state, world)
         return state.to("retire" if state.retiring else "account", outcome=outcome)
-    task = Task.from_json(row.task)
+    task = Task.from_json(row.task).within(state.places)
     state = mourn(state, world)
     outlook = outlook_of(row, task, state, world)
     if (late := _too_late(state, outlook, world)) is not None:
         return late
     outlook, decision = decided(state, outlook, world, heading=state.heading if state.live is not None else None)
+    if decision.offer is None and state.places and not decision.waits and _is_final(decision, state):
+        return pick(_anywhere(state, decision, world), world)
     if decision.offer is None:
         return _stay(state, world) if state.live is not None else _nothing(state, decision, outlook.due, world)
+    if state.places:
+        told = f"only within {', '.join(state.places)}, as its user wants this move"
+        decision = replace(decision, reasons=(*decision.reasons, told))
     state = replace(state, spotless=decision.spotless)
     return _frozen(state, row, task, decision, outlook, world)
 
@@ -67,6 +72,32 @@ def decided(
 
     heading: as in `JobState`. weighing: for a job that runs, which holds out for nothing.
     """
+    outlook, inputs = _asked(state, outlook, world, heading=heading, weighing=weighing)
+    decision = record.decide(inputs)
+    passing = decision.offer is None or weighing
+    world.records.decided(state.job, inputs.now, record.to_json(inputs, decision), passing=passing)
+    return outlook, decision
+
+
+def destination(state: JobState, world: World, places: Sequence[str] = ()) -> Decision:
+    """What a job with a machine would take if its user moved it now, without holding out for spot. Nothing is written.
+
+    places: patterns as in a task's `infra`, for this one move; none: as the task says. Raises InvalidTaskError for what
+    is no place.
+    """
+    assert state.live is not None
+    row, now = world.store.job(state.job), world.clock()
+    request = LaunchRequest.from_json(dict(world.store.placement(state.job, state.live.generation).request))
+    memory = Memory.from_json(state.memory).lost(request.offer, LOSSES["asked"], now)
+    left = replace(state, live=None, memory=memory.to_json())
+    outlook = outlook_of(row, Task.from_json(row.task).within(places), left, world)
+    return record.decide(_asked(left, outlook, world, weighing=True)[1])
+
+
+def _asked(
+    state: JobState, outlook: Outlook, world: World, *, heading: str | None = None, weighing: bool = False
+) -> tuple[Outlook, record.Inputs]:
+    """What the market answers, and all else that the decision rests on."""
     book, now = world.market.offers(outlook.wish.queries), world.clock()
     # Where all money is simulated, time is too.
     limits = world.limits(simulated=all(offer.simulated for offer in book.offers))
@@ -89,10 +120,7 @@ def decided(
         heading=heading,
         past=world.records.past(book.offers, now),
     )
-    decision = record.decide(inputs)
-    passing = decision.offer is None or weighing
-    world.records.decided(state.job, now, record.to_json(inputs, decision), passing=passing)
-    return outlook, decision
+    return outlook, inputs
 
 
 def _stay(state: JobState, world: World) -> JobState:
@@ -137,7 +165,7 @@ def _nothing(state: JobState, decision: Decision, due: Due | None, world: World)
     what was refused is asked for again as long as it could still be met.
     """
     text = "; ".join(decision.reasons) or "nothing to be had"
-    final = not decision.unasked or state.waits >= ASKED_AGAIN
+    final = _is_final(decision, state)
     waits = decision.waits or (due is not None and decision.next_try is not None)
     if not waits and not state.launched and not state.retiring and final:
         fix = "try again later, raise max_price, or widen resources; `broker plan` shows every offer passed over"
@@ -159,6 +187,18 @@ def _nothing(state: JobState, decision: Decision, due: Due | None, world: World)
     )
     times = 0 if decision.waits else state.waits + 1
     return state.to("watch", not_before=at, then="pick", waits=times, spotless=decision.spotless)
+
+
+def _is_final(decision: Decision, state: JobState) -> bool:
+    """Has everybody answered who may have something, or been asked often enough?"""
+    return not decision.unasked or state.waits >= ASKED_AGAIN
+
+
+def _anywhere(state: JobState, decision: Decision, world: World) -> JobState:
+    """Where its user wants the job nothing is to be had after all, and its old machine ends: any other will do."""
+    text = f"nothing is to be had within {', '.join(state.places)}: {'; '.join(decision.reasons)}; going elsewhere"
+    world.store.event(state.job, "warning", text, generation=state.generation, once="elsewhere")
+    return replace(state, places=(), waits=0)
 
 
 def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outlook: Outlook, world: World) -> JobState:

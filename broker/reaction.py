@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.keeping import Keep
+from broker.leaving import Leaving
 from broker.provider import Cause, Instance, State
 from broker.state import KEEP, Held, JobState, Outcome, Retiring
 
@@ -24,7 +25,6 @@ LAST_SAVE = 150.0
 """Seconds that a program which makes room gets to save and end."""
 JOB_LIMITS = ("deadline", "budget", "monthly_budget")
 """Reasons of `end_by` that end the whole job, not only the machine."""
-MOVE, MOVE_NOW = "move", "move-now"
 STRIKES = 3
 
 
@@ -74,6 +74,11 @@ class Seen:
     def beat(self, generation: int) -> Beat | None:
         return self.beats.get(generation)
 
+    def leaving(self, generation: int) -> Leaving | None:
+        """The user's wish that the job leaves the machine of this generation, if there is one."""
+        wish = Leaving.of(self.want)
+        return wish if wish is not None and wish.generation == generation else None
+
     def result(self, generation: int) -> Mapping[str, Any] | None:
         beat = self.beats.get(generation)
         return (beat.result if beat else None) or self.finals.get(generation, {}).get("result")
@@ -117,14 +122,6 @@ class Limits:
     grace: float = 60.0
     max_moves: int = 50
     keep: Keep | None = None
-
-
-def wish_to_move(generation: int, *, now: bool = False) -> str:
-    """What is written down where a user wants a job off the machine of a generation; `now` without a last save.
-
-    It names the generation, so that it is carried out once however often it is read.
-    """
-    return f"{MOVE_NOW if now else MOVE} {generation}"
 
 
 def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
@@ -261,7 +258,7 @@ def _live(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobState |
     if notice is not None or told:
         ends_at = notice.ends_at if notice is not None else (told or {}).get("ends_at")
         return _move(state, live, seen, limits, why="notice", ends_at=ends_at)
-    if seen.want in (wish_to_move(generation), wish_to_move(generation, now=True)):
+    if seen.leaving(generation) is not None:
         moved = _move(state, live, seen, limits, why="migrate", ends_at=None)
         # To another offer: this one's host may have nothing else free while we are still on it.
         return replace(moved, lost=(generation, "asked"))
@@ -357,7 +354,7 @@ def _move(state: JobState, live: Held, seen: Seen, limits: Limits, *, why: str, 
     """The next placement is picked at once while this one retires."""
     if why == "notice" or why == "moved":
         patience = (ends_at - seen.now + 5.0) if ends_at is not None else limits.grace + 60.0
-    elif why == "migrate" and seen.want in (None, wish_to_move(live.generation)):
+    elif why == "migrate" and not ((wish := seen.leaving(live.generation)) and wish.now):
         patience = limits.grace + 2 * live.beat + 30.0
     else:
         patience = 0.0
@@ -416,7 +413,8 @@ def _back(out: JobState) -> JobState | None:
     for entry in out.retiring:
         if entry.order == "run" and entry.gone_at is None and entry.terminated_at is None and not entry.closed:
             rest = tuple(other for other in out.retiring if other is not entry)
-            return out.to("retire", live=entry.held, retiring=rest, after=None, start_by=None, go=False, weigh_at=0.0)
+            back = replace(out, live=entry.held, retiring=rest, after=None, start_by=None, go=False, places=())
+            return back.to("retire", weigh_at=0.0)
     return None
 
 
@@ -449,5 +447,8 @@ def _out(
         cause=str(over[1]) if over and over[1] else None,
         closed=order != KEEP and seen.closed(live.generation),
     )
-    seqs = _seqs(state, seen, [live.generation])
-    return replace(state, live=None, retiring=(*state.retiring, entry), seqs=seqs, not_before=None, then="pick")
+    # Whatever ends it: where the user wants the job off this machine, it goes to where they want it.
+    wish = seen.leaving(live.generation)
+    places = wish.to if wish is not None else state.places
+    out = replace(state, live=None, retiring=(*state.retiring, entry), places=places, not_before=None, then="pick")
+    return replace(out, seqs=_seqs(state, seen, [live.generation]))

@@ -101,7 +101,8 @@ class JobState:
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
     present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. stuck: how often its
     program was ended for want of a sign of life. lost: the generation
-    whose offer the next pick should avoid, and why. heading: the offer that a job with a live machine is moving to of
+    whose offer the next pick should avoid, and why. places: patterns among which its user wants the next machine;
+    dropped once it is had. heading: the offer that a job with a live machine is moving to of
     its own accord; that machine stays live until the other one is had. weigh_at: when the market is looked at again for
     a better machine. spotless: since when there has been no spot machine to be had. run: how often the job has been
     begun or taken up again. parents: generation -> the snapshot it started from. seqs: generation that has left -> the
@@ -130,6 +131,7 @@ class JobState:
     errors: int = 0
     restarts: int = 0
     run: int = 1
+    places: tuple[str, ...] = ()
     heading: str | None = None
     weigh_at: float | None = None
     spotless: float | None = None
@@ -161,6 +163,7 @@ class JobState:
         values["retiring"] = tuple(
             _made(Retiring, {**entry, "held": _made(Held, entry["held"])}) for entry in values.get("retiring", ())
         )
+        values["places"] = tuple(values.get("places", ()))
         values["lost"] = tuple(values["lost"]) if values.get("lost") else None
         values["outcome"] = _made(Outcome, values["outcome"]) if values.get("outcome") else None
         values["parents"] = {int(n): (p[0], p[1]) if p else None for n, p in values.get("parents", {}).items()}

@@ -291,7 +291,7 @@ class Store:
 
     def ask(self, job: str, want: str) -> None:
         """Write down what the user wants of a job, for its watch to read: `stop`, `stop-now`, or to be moved
-        (`broker.reaction.wish_to_move`). A wish to stop stands: no later wish to move takes it back."""
+        (`broker.leaving`). A wish to stop stands: no later wish to move takes it back."""
         with self.engine.begin() as db:
             query = sa.update(jobs).where(jobs.c.id == job, jobs.c.status.not_in(ENDED))
             if want not in ("stop", "stop-now"):

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -394,6 +394,11 @@ class Task:
         if not envs and not secrets:
             return self
         return replace(self, envs={**self.envs, **(envs or {})}, secrets={**self.secrets, **(secrets or {})})
+
+    def within(self, places: Sequence[str]) -> Task:
+        """The same task with other places in its `infra`; without any, as it is."""
+        found = tuple(replace(wish, infra=tuple(places)) for wish in self.resources)
+        return replace(self, resources=found) if places else self
 
     @classmethod
     def from_yaml(

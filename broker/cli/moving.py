@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from broker.cli.jobs import JobArgument
-from broker.cli.screen import Screen
+from broker.cli.screen import Screen, Usage
+
+if TYPE_CHECKING:
+    from broker.job import Job
+    from broker.offer import Offer
+    from broker.policy.decision import Decision
+    from broker.store import PlacementRow
 
 WITHIN = 1800.0
 """Seconds that a new machine may take from the wish to its first beat."""
 LOOK = 0.5
+ELSEWHERE = 75
 
 
 def migrate_verb(
     screen: Screen,
     name: JobArgument,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="PLACE", help="Only there: provider[/region[/zone]], * for any. Repeatable."),
+    ] = None,
     now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing.")] = False,
 ) -> int:
@@ -25,44 +37,114 @@ def migrate_verb(
 
     A fire drill, or a way off a slow machine.
 
-    Its program saves and ends, the next machine goes on from there, the old one is ended.
+    Its program saves and ends, the next machine goes on from there, the old one is ended. --to chooses among these
+    places for this move only: later moves go where the task and the prices say.
     """
     from broker import engine
     from broker.config import load
-    from broker.errors import ConfigError, JobUnfinished
     from broker.job import get
-    from broker.offer import Offer
 
     config = load()
     job = get(name, config=config)
-    held = [row for row in job.placements() if row.launched_at is not None and row.ended_at is None]
-    if job.done or not held:
-        raise ConfigError(f"{job.id} is {job.status}: it has no machine to be moved from", fix=f"broker show {job.id}")
-    old = held[-1]
-    where = Offer.from_json(old.request["offer"]).where
-    if not yes and not screen.ask(f"Move {job.id} off {old.instance} in {where}?", instead="-y"):
+    old = _machine(job)
+    decision = _destination(screen, job, to or ())
+    if not _agreed(screen, job, old, decision, yes=yes):
         return 1
-    job.move(now=now)
+    job.move(now=now, to=to or ())
     engine.ensure_background(config)
+    new = _moved(screen, job, old)
+    if new is None:
+        screen.say(f"{job.id} {job.status} before it had moved")
+        return job.row.exit_code or 0
+    return _told(screen, job, old, new, to or ())
+
+
+def _machine(job: Job) -> PlacementRow:
+    """The machine that it runs on. Raises ConfigError where a move is nothing that could be made."""
+    from broker.errors import ConfigError
+
+    held = [row for row in job.placements() if row.launched_at is not None and row.ended_at is None]
+    if job.done or job.row.kept or not held:
+        raise ConfigError(f"{job.id} is {job.status}: it has no machine to be moved from", fix=f"broker show {job.id}")
+    moves = int((job.row.state or {}).get("moves", 0))
+    if moves >= job.task.max_moves:
+        raise ConfigError(
+            f"{job.id} has moved {moves} times, as often as its max_moves allows: one more would end it",
+            fix="raise max_moves in the task file before the next run",
+        )
+    return held[-1]
+
+
+def _destination(screen: Screen, job: Job, to: Sequence[str]) -> Decision:
+    """What the move would take now. Raises what says why it would find nothing, before anything is touched."""
+    from broker.cli.offers import must_be_installed, nothing
+    from broker.errors import NothingAvailable, TaskError
+
+    must_be_installed(screen, [to])
+    try:
+        with screen.waiting("the providers' answers"):
+            decision = job.destination(to)
+    except TaskError as error:
+        raise Usage(f"--to: {error.message}", fix="--to aws/us-*, or another place as in a task's infra") from error
+    if decision.offer is None:
+        why = nothing(job.task.within(to).queries, {}, decision)
+        within = f" within {', '.join(to)}" if to else ""
+        fix = "widen --to, or leave it out" if to else "try again later"
+        raise NothingAvailable(f"{job.id} stays where it is, nothing to move to{within}: {why}", fix=fix)
+    return decision
+
+
+def _agreed(screen: Screen, job: Job, old: PlacementRow, decision: Decision, *, yes: bool) -> bool:
+    """Ask before a move: it costs a restart, and what the new machine costs more."""
+    from broker.cli.tables import market, price
+
+    offer, now = decision.offer, old.hourly or 0.0
+    assert offer is not None
+    dearer = f", {100 * (offer.hourly / now - 1):.0f}% dearer" if now and offer.hourly > now * 1.005 else ""
+    where = f"{old.instance} in {_offer(old).where} at {price(now)} USD/h"
+    there = f"{offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{dearer}"
+    if yes:
+        screen.say(f"moving {job.id} off {where}, to {there}")
+        return True
+    return screen.ask(f"Move {job.id} off {where}, to {there}?", instead="-y")
+
+
+def _moved(screen: Screen, job: Job, old: PlacementRow) -> PlacementRow | None:
+    """Wait for the next machine's first beat; None where the job has ended before. Raises JobUnfinished."""
+    from broker.errors import JobUnfinished
+
     deadline = time.monotonic() + WITHIN
     with screen.waiting(f"{job.id} to move"):
         while True:
-            job.refresh()
+            done = job.refresh().done
             fresh = [row for row in job.placements() if row.generation > old.generation and row.first_beat_at]
-            if fresh or job.done:
-                break
+            if fresh or done:
+                return fresh[-1] if fresh else None
             if time.monotonic() > deadline:
-                raise JobUnfinished(
-                    f"{job.id} has not moved within {WITHIN / 60:.0f} minutes", fix=f"broker show {name}"
-                )
+                what = f"{job.id} has not moved within {WITHIN / 60:.0f} minutes"
+                raise JobUnfinished(what, fix=f"broker show {job.id}")
             time.sleep(LOOK)
-    if not fresh:
-        screen.say(f"{job.id} {job.status} before it had moved")
-        return job.row.exit_code or 0
-    new = fresh[-1]
-    there = Offer.from_json(new.request["offer"]).where
+
+
+def _told(screen: Screen, job: Job, old: PlacementRow, new: PlacementRow, to: Sequence[str]) -> int:
+    """Where it is now; exit code 75 where that is not where it was wanted."""
+    from broker.policy.infra import matcher
+
+    there = _offer(new)
+    found = matcher(to)(there)
     if screen.json:
-        screen.data({"id": job.id, "from": old.instance, "to": new.instance, "where": there, "hourly": new.hourly})
+        data = {"id": job.id, "from": old.instance, "to": new.instance, "where": there.where, "hourly": new.hourly}
+        screen.data({**data, "wanted": found})
     else:
-        screen.line(f"{job.id} moved from {old.instance} in {where} to {new.instance} in {there}")
-    return 0
+        screen.line(f"{job.id} moved from {old.instance} in {_offer(old).where} to {new.instance} in {there.where}")
+    if to and found:
+        screen.say("later moves go where the task and the prices say")
+    elif not found:
+        screen.warn(f"nothing within {', '.join(to)} was to be had after all; broker show {job.id} says why")
+    return 0 if found else ELSEWHERE
+
+
+def _offer(row: PlacementRow) -> Offer:
+    from broker.offer import Offer
+
+    return Offer.from_json(row.request["offer"])

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from broker.leaving import Leaving
 from broker.offer import Market
 from broker.provider import Cause, Instance, Notice, State
-from broker.reaction import STRIKES, Beat, Limits, Seen, react, settled, wake_at, wish_to_move
+from broker.reaction import STRIKES, Beat, Limits, Seen, react, settled, wake_at
 from broker.state import Held, JobState, Outcome, Retiring
 
 NOW = 1_000_000.0
@@ -54,6 +55,7 @@ def job(**changes: Any) -> JobState:
 
 
 RUNNING = {1: instance()}
+TAKEN = instance(State.TERMINATED, cause=Cause.PREEMPTED)
 NOTHING: dict[str, Any] = {"result": None, "closed": None}
 
 
@@ -407,24 +409,44 @@ def test_what_the_guest_advises_is_kept_as_the_jobs_advice() -> None:
 
 
 def test_a_wish_to_move_is_carried_out_once_and_goes_to_another_offer() -> None:
-    seen = Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()})
+    seen = Seen(NOW, want=Leaving(1).text, instances=RUNNING, beats={1: beat()})
     moved = react(job(), seen, LIMITS)
     assert moved is not None
     assert (moved.phase, moved.moves, moved.after, moved.lost, moved.go) == ("pick", 1, 1, (1, "asked"), False)
     (old,) = moved.retiring
     assert (old.order, old.why, old.terminate_at) == ("retire", "migrate", NOW + 60 + 2 * 30 + 30)
     second = replace(moved, phase="watch", live=held(2), generation=2, launched=2)
-    later = Seen(NOW + 1, want=wish_to_move(1), instances={**RUNNING, 2: instance()}, beats={2: beat()})
+    later = Seen(NOW + 1, want=Leaving(1).text, instances={**RUNNING, 2: instance()}, beats={2: beat()})
     assert react(second, later, LIMITS) is None, "the wish names the machine that has left already"
 
 
 def test_a_wish_to_move_now_waits_for_no_save() -> None:
-    moved = react(job(), Seen(NOW, want=wish_to_move(1, now=True), instances=RUNNING, beats={1: beat()}), LIMITS)
+    moved = react(job(), Seen(NOW, want=Leaving(1, now=True).text, instances=RUNNING, beats={1: beat()}), LIMITS)
     assert moved is not None
     assert moved.retiring[0].terminate_at == NOW
 
 
 def test_a_wish_to_move_does_not_outlast_max_moves() -> None:
-    moved = react(job(moves=3), Seen(NOW, want=wish_to_move(1), instances=RUNNING, beats={1: beat()}), LIMITS)
+    moved = react(job(moves=3), Seen(NOW, want=Leaving(1).text, instances=RUNNING, beats={1: beat()}), LIMITS)
     assert moved is not None
     assert moved.outcome == Outcome("limit", 104, moved.outcome.message, moved.outcome.fix)
+
+
+@pytest.mark.parametrize(
+    ("now", "instances", "finals"),
+    [(False, RUNNING, {}), (True, RUNNING, {}), (False, {1: TAKEN}, {1: {}})],
+)
+def test_a_wish_for_a_place_holds_whatever_ends_the_machine(
+    now: bool, instances: dict[int, Instance], finals: dict[int, Any]
+) -> None:
+    """Also where the machine was taken back before any broker had read the wish."""
+    wish = Leaving(1, now, ("aws/us-*", "vast/Sweden, SE"))
+    assert Leaving.of(wish.text) == wish
+    moved = react(job(), Seen(NOW, want=wish.text, instances=instances, beats={1: beat()}, finals=finals), LIMITS)
+    assert moved is not None
+    assert (moved.phase, moved.places) == ("pick", wish.to)
+    assert JobState.from_json(json.loads(json.dumps(moved.to_json()))) == moved
+    gone = Seen(NOW, want=wish.text, instances={2: None}, finals={2: {}})
+    later = react(job(live=held(2), generation=2), gone, LIMITS)
+    assert later is not None
+    assert later.places == (), "it was for the machine that has left already"

@@ -1,0 +1,68 @@
+"""`broker migrate`, as its users run it: to another offer, to a place of their choice, and not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+from cli.command import Cli, wait_for
+
+import broker
+from broker.config import load
+from broker_local import cloud
+
+
+def saved(cli: Cli) -> None:
+    wait_for(lambda: [stay for stay in cli.json("show", "counter")["stays"] if stay["saves"]], "a snapshot")
+
+
+@contextlib.contextmanager
+def up(cli: Cli) -> Iterator[None]:
+    process = cli.start("up")
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_job_is_moved_by_hand_and_where_it_is_wanted(cli: Cli) -> None:
+    """To a place of its user's choice; then a broker that is dead, and a machine that is taken back meanwhile."""
+    cli.task(steps=400, pause=0.1)
+    job = cli("run", "counter", "-y", "-d").stdout.strip()
+    saved(cli)
+    refused = cli("migrate", job, "--to", "local/nowhere", "--to", "local/w*", "-y", code=75)
+    assert f"{job} stays where it is, nothing to move to within local/nowhere, local/w*" in refused.stderr
+    assert "no provider named locla" in cli("migrate", job, "--to", "locla", "-y", code=78).stderr
+    assert "--to: resources.infra: must be provider" in cli("migrate", job, "--to", "local//b", "-y", code=2).stderr
+    asked = cli("migrate", job, "--to", "local/e*", code=2).stderr
+    assert "local/north/north-1 at 0.0122 USD/h, to local/east/east-1 spot at 0.0162 USD/h, 33% dearer?" in asked
+    assert len(cli.json("show", job)["stays"]) == 1, "nothing was touched"
+
+    moved = cli("migrate", job, "--to", "local/e*", "-y", timeout=90)
+    assert "in local/north/north-1 to m-" in moved.stdout
+    assert "in local/east/east-1" in moved.stdout
+    assert "later moves go where the task and the prices say" in moved.stderr
+
+    (lock,) = (cli.state / "engine.live").iterdir()
+    os.kill(int(wait_for(lock.read_text, "a sign of life")), signal.SIGKILL)
+    config = load(state=cli.state, file=cli.folder / "config.toml")
+    handle = broker.get(job, config=config)
+    handle.move(to=["local/south"])
+    cloud.take_back(cli.state / "local", handle.placements()[-1].instance or "", notice="vast")
+    with up(cli):
+        third = wait_for(lambda: cli.json("show", job)["stays"][2:], "the third machine")[0]
+        assert cli.json("show", job)["moves"][0]["restored"] is not None
+        assert third["where"] == "local/south/south-1"
+        assert (third["market"], handle.placements()[-1].reasons[-1]) == (
+            "spot", "only within local/south, as its user wants this move",
+        )  # fmt: skip
+        cloud.refuse(cli.state / "local", "local/east/*")
+        elsewhere = cli("migrate", job, "--to", "local/e*", "-y", code=75, timeout=90)
+        assert "nothing within local/e* was to be had after all" in elsewhere.stderr
+        assert f"{job} moved from" in elsewhere.stdout
+        assert any("is to be had within local/e*" in text for text in cli.json("show", job)["warnings"])
+        cli("stop", job, "--now")
+        assert "has no machine to be moved from" in cli("migrate", "counter", "-y", code=78).stderr
