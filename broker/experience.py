@@ -100,7 +100,7 @@ class Measured:
 
     restarts: Mapping[str, float] = field(default_factory=dict)
     checkpoint: float = 0.0
-    sent: float = 0.0
+    sent: float | None = None
     save: float | None = None
     paces: Mapping[str, float] = field(default_factory=dict)
 
@@ -208,8 +208,10 @@ class Records:
             for provider in providers
         }
         paces = {key.rsplit("|", 1)[1]: value for key, value in found.items() if key.startswith("pace|")}
-        size, sent = (found.get(f"{what}|{name}", 0.0) / 2**30 for what in ("checkpoint", "sent"))
-        return Measured(restarts, size, sent, found.get(f"save|{name}"), paces)
+        size, sent = (
+            found[key] / 2**30 if (key := f"{what}|{name}") in found else None for what in ("checkpoint", "sent")
+        )
+        return Measured(restarts, size or 0.0, sent, found.get(f"save|{name}"), paces)
 
     # Zones
 

@@ -79,10 +79,11 @@ class Plan:
     def upload(self) -> tuple[float, float] | None:
         """What saves send until the work is done: GiB, and USD per GiB that the machine's side charges for it; None
         where not known."""
-        if self.prospect is None or self.decision.offer is None or not self.prospect.upload:
+        known, offer = self.prospect, self.decision.offer
+        if known is None or offer is None or known.hours is None or known.sent is None:
             return None
-        price = self.prospect.leaving_of(self.decision.offer)
-        return (self.prospect.upload, price) if price is not None else None
+        price = known.leaving_of(offer)
+        return (known.sent * known.hours, price) if price is not None else None
 
     def __repr__(self) -> str:
         offer = self.decision.offer

@@ -200,7 +200,7 @@ def _prospect(
         checkpoint=measured.checkpoint,
         egress=egress.by_place(home, home_config),
         leaving=egress.leaving(home, home_config),
-        upload=measured.sent * (work.hours or 0.0),
+        sent=measured.sent,
         resumed=resumed,
     )
 

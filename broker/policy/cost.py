@@ -21,6 +21,7 @@ from math import ceil, expm1
 from typing import Any, NamedTuple
 
 from broker.offer import Offer
+from broker.policy.egress import elsewhere
 from broker.policy.hazard import model
 
 _STEEPEST = 50.0
@@ -116,6 +117,7 @@ def expected(
     saves: float = 0.0,
     upload_gib: float = 0.0,
     upload_per_gib: float = 0.0,
+    save_per_gib: float | None = None,
     minimum_hours: float = 0.0,
     speed: float = 1.0,
     resumed: bool = False,
@@ -129,9 +131,10 @@ def expected(
     hazard: losses per hour. lost_hours: work lost with a machine, on average. restart_hours: from a launch to its first
     step; start_hours: the same for the first launch where it differs. checkpoint_gib is read from the home for
     `egress_per_gib` at every restart, and at the first start where the job is `resumed`; download_gib comes to every
-    machine, upload_gib leaves once, the checkpoint `saves` times. minimum_hours: least that one launch is billed for.
-    speed: how fast the card is, where the work's hours are those of a card of speed 1. season: times the machine's
-    price now that it costs on average over the run (`broker.policy.past`), its disk not; seen: as in `Cost`.
+    machine, upload_gib leaves once, the checkpoint `saves` times, for save_per_gib where that differs.
+    minimum_hours: least that one launch is billed for. speed: how fast the card is, where the work's hours are
+    those of a card of speed 1. season: times the machine's price now that it costs on average over the run
+    (`broker.policy.past`), its disk not; seen: as in `Cost`.
 
     now: seconds since the epoch; with it a host's end inside the job counts as a loss. What is left then goes on at
     `after` USD per hour of work, or, where None, on hosts like this one.
@@ -156,7 +159,8 @@ def expected(
         course.starting * hourly,
         (moves + resumed) * checkpoint_gib * egress_per_gib,
         ((moves + 1) * download_gib + (moves + resumed) * checkpoint_gib) * download_per_gib,
-        (upload_gib + saves * checkpoint_gib) * upload_per_gib,
+        upload_gib * upload_per_gib
+        + saves * checkpoint_gib * (upload_per_gib if save_per_gib is None else save_per_gib),
         minimum,
         (left * speed + restart_hours) * after if left and after is not None else 0.0,
     )
@@ -199,9 +203,9 @@ class Prospect:
     lost: hours of work lost with a machine. restarts: measured hours from a launch to the first step, by provider.
     speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
     by the provider, or `provider/region`, of the machine that reads; leaving: what the machine's cloud charges for what
-    it sends to the home, by the same. upload: what is sent there until the work is done. Data in GiB. What a host
-    charges for data or bills at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD,
-    `minimum_hours`.
+    it sends to the home, by the same. sent: what saves send there in an hour, None until measured; upload: what goes
+    elsewhere. Data in GiB. What a host charges for data or bills at least is in its `Offer.extra`: `download_per_gib`
+    and `upload_per_gib` in USD, `minimum_hours`.
     """
 
     hours: float | None = None
@@ -213,6 +217,7 @@ class Prospect:
     leaving: Mapping[str, float] = field(default_factory=dict)
     download: float = 0.0
     upload: float = 0.0
+    sent: float | None = None
     resumed: bool = False
 
     def cost(
@@ -236,9 +241,10 @@ class Prospect:
             egress_per_gib=self.egress_of(offer) or 0.0,
             download_gib=self.download,
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
-            saves=self.hours / (2 * self.lost) if self.lost else 0.0,
+            saves=self.saves,
             upload_gib=self.upload,
-            upload_per_gib=self.leaving_of(offer) or 0.0 if self.upload else 0.0,
+            upload_per_gib=extra.get("upload_per_gib", elsewhere(offer.provider)),
+            save_per_gib=self.leaving_of(offer) or 0.0,
             minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
             speed=self.speed_of(offer) if self.speed else 1.0,
             resumed=self.resumed,
@@ -247,6 +253,14 @@ class Prospect:
             season=season[0],
             seen=season[1],
         )
+
+    @property
+    def saves(self) -> float:
+        """How many whole checkpoints are sent until the work is done. Only where `hours` is known."""
+        assert self.hours is not None
+        if self.sent is not None and self.checkpoint:
+            return self.sent * self.hours / self.checkpoint
+        return self.hours / (2 * self.lost) if self.lost else 0.0
 
     def length(self, offer: Offer) -> float:
         """Hours that the work takes on the offer's card, without a loss. Only where `hours` is known."""

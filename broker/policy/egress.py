@@ -67,6 +67,11 @@ def leaving(home: str, settings: Mapping[str, str]) -> dict[str, float]:
     return {**{cloud: _INTERNET[cloud] for cloud in _CLOUDS}, **_within(whose, settings)}
 
 
+def elsewhere(provider: str) -> float:
+    """What a cloud charges for what its machines send to the internet; nothing for who is no cloud."""
+    return _INTERNET[provider] if provider in _CLOUDS else 0.0
+
+
 def _within(whose: str, settings: Mapping[str, str]) -> dict[str, float]:
     """Between a cloud's regions, and nothing within the home's own."""
     if whose not in _CLOUDS:

@@ -55,6 +55,18 @@ def test_checkpoints_are_data_that_a_host_charges_for_too() -> None:
     )
 
 
+def test_what_saves_send_is_measured_and_may_cost_less_than_what_goes_elsewhere() -> None:
+    """A home in the region of the machine: saves are free, what the program sends to the internet is not."""
+    machine = replace(offer(1.0), provider="aws", region="us-east-1")
+    prospect = Prospect(
+        10, lost=0.25, checkpoint=3, upload=5, sent=1.5, restarts={"aws": 0}, leaving={"aws": 0.02, "aws/us-east-1": 0}
+    )
+    assert prospect.saves == 5
+    assert prospect.cost(machine, 0, NOW).upload == pytest.approx(5 * 0.09)
+    other = replace(machine, region="us-west-2")
+    assert prospect.cost(other, 0, NOW).upload == pytest.approx(5 * 0.09 + 15 * 0.02)
+
+
 def test_disk_and_address_are_parts_of_an_hour() -> None:
     machine = replace(offer(1.0, disk=0.02), address_price=0.005)
     cost = expected(machine, 10, hazard=0, lost_hours=0, restart_hours=1)

@@ -246,13 +246,13 @@ def test_work_left_comes_from_the_checkpoint_itself(stage: Stage) -> None:
 def test_saves_leave_the_machines_cloud(store: Store) -> None:
     """Within a bucket's region for nothing; to another one, or to a store elsewhere, for what the cloud takes."""
     records = Records(store)
-    records.learn(lesson(1, sent=2 * 2**30))
+    records.learn(lesson(1, sent=2 * 2**30, checkpoint=2**30))
     asked = task(work=Work(hours=6), resources=Resources(gpu="H100", gpu_count=1))
 
     def cost(home: str, settings: dict[str, str], **changed: Any) -> float:
         prospect = planned(asked, home, settings, records, START).wish.prospect
         assert prospect is not None
-        assert prospect.upload == 12.0
+        assert prospect.saves == 12.0
         return prospect.cost(replace(A1, provider="aws", region="us-east-1", **changed), 0.0, START).upload
 
     assert cost("s3://b/p", {"region": "us-east-1"}) == 0.0
