@@ -48,8 +48,15 @@ class Api:
         """What `data` holds."""
         return self._data(self._rest.call("GET", path, lane="request"))
 
+    def instances(self) -> list[Mapping[str, Any]]:
+        """GET /instances. An answer without a list is no answer, or it would read as nothing there."""
+        found = self.get("/instances")
+        if not isinstance(found, list):
+            raise self._rest.silent(f"a list came as {type(found).__name__}", "no list")
+        return found
+
     def post(self, path: str, body: Mapping[str, Any], *, creating: bool = False) -> Any:
-        return self._data(self._rest.call("POST", path, body=dict(body), creating=creating, lane="request"))
+        return self._data(self._rest.call("POST", path, body=dict(body), creating=creating, lane="request"), creating)
 
     def launch(self, body: Mapping[str, Any]) -> str:
         """Launch one machine; its id. Raises Ambiguous where one may exist all the same."""
@@ -64,14 +71,13 @@ class Api:
         except NotFound as error:  # the type, region, image or key that was named
             raise InvalidRequest(error.message, provider=NAME, code=error.code) from error
         ids = made.get("instance_ids") if isinstance(made, Mapping) else None
-        if not ids:
+        if not isinstance(ids, list) or not ids or not ids[0]:
             raise Ambiguous(f"Lambda named no machine: {made!r}", provider=NAME, code="no instance_ids")
         return str(ids[0])
 
-    @staticmethod
-    def _data(answer: Any) -> Any:
+    def _data(self, answer: Any, creating: bool = False) -> Any:
         if not isinstance(answer, Mapping) or "data" not in answer:
-            raise ProviderError(f"Lambda answered {str(answer)[:300]}", provider=NAME, code="no data")
+            raise self._rest.silent(f"Lambda answered {str(answer)[:300]}", "no data", creating=creating)
         return answer["data"]
 
 

@@ -85,7 +85,7 @@ class LambdaProvider:
 
     def instances(self) -> Sequence[Instance]:
         """Every machine with our tags, in one call; the API has no pages."""
-        return machines.instances(self.api.get("/instances"))
+        return machines.instances(self.api.instances())
 
     def terminate(self, instance: Instance) -> None:
         """End the machine. An unknown id is success, and so is one that is ending: a second order may be an error."""

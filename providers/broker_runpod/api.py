@@ -55,6 +55,18 @@ class Api:
         """One call below /v2. Raises what `Rest.call` does, and RunPod's own refusals as `refusals.rest` reads them."""
         return self._rest.call(method, f"/v2{path}", lane="rest", **more)
 
+    def pods(self) -> list[Mapping[str, Any]]:
+        """GET /pods. An answer without a list is no answer, or it would read as nothing there."""
+        answer = self.rest("GET", "/pods")
+        found = answer.get("pods") if isinstance(answer, Mapping) else None
+        if not isinstance(found, list):
+            raise self.silent("a list without pods came", "no pods")
+        return found
+
+    def silent(self, text: str, code: str, *, creating: bool = False) -> ProviderError:
+        """As `Rest.silent`."""
+        return self._rest.silent(text, code, creating=creating)
+
     def graph(
         self, query: str, variables: Mapping[str, Any] | None = None, *, creating: bool = False, keyless: bool = False
     ) -> dict[str, Any]:
@@ -68,7 +80,7 @@ class Api:
         with _retired():
             answer = self._rest.call("POST", "/graphql", body=body, creating=creating, keyless=keyless, lane="graphql")
         if not isinstance(answer, dict):
-            raise ProviderError(f"GraphQL answered {answer!r}", provider=NAME, code="no object")
+            raise self.silent(f"GraphQL answered {answer!r}", "no object", creating=creating)
         data = answer.get("data")
         errors = refusals.graph_errors(answer)
         if errors and not (_made(data) if creating else _whole(data)):

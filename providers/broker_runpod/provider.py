@@ -101,7 +101,7 @@ class RunPodProvider:
 
     def instances(self) -> Sequence[Instance]:
         """Every pod of ours that either API lists. Terminated pods are listed no more, save outbid ones for a while."""
-        listed = self.api.rest("GET", "/pods")["pods"]
+        listed = self.api.pods()
         try:
             told = self.api.myself(PODS).get("pods") or []
         except Withdrawn:
@@ -231,14 +231,14 @@ class RunPodProvider:
         if self.settings.registry:
             body["registry"] = self.settings.registry
         try:
-            made: dict[str, Any] = self.api.rest("POST", "/pods", body=body, creating=True)
+            made = self.api.rest("POST", "/pods", body=body, creating=True)
         except AuthFailed as error:
             if error.code == "403":  # "Your account cannot access the requested pool": RunPod, POST /v2/pods
                 offer = request.offer
                 scope = f"{NAME}/{offer.region}/{offer.zone}/{offer.instance_type}"
                 raise QuotaExceeded(error.message, scope=scope, provider=NAME, code=error.code) from error
             raise
-        return made
+        return self._made(made)
 
     def _rent_spot(self, request: LaunchRequest, name: str, env: Mapping[str, str], kind: Any) -> dict[str, Any]:
         count = int(kind["count"])
@@ -273,14 +273,20 @@ class RunPodProvider:
 
     def _send_spot(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            made = self.api.graph(RENT_SPOT, {"input": dict(wanted)}, creating=True).get("podRentInterruptable")
+            data = self.api.graph(RENT_SPOT, {"input": dict(wanted)}, creating=True)
         except Withdrawn as error:
             self._spot_gone.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._spot_gone.write_text(repr(time.time()), encoding="ascii")
             raise Withdrawn(f"{error.message}; tried again in a day", provider=NAME, code=error.code) from error
-        if not isinstance(made, dict) or not made.get("id"):
+        if data.get("podRentInterruptable", "") is None:
             raise NoCapacity("RunPod answered a spot request with nothing", provider=NAME, code="null data")
-        return made
+        return self._made(data.get("podRentInterruptable"))
+
+    def _made(self, answer: Any) -> dict[str, Any]:
+        """A created pod. Raises Ambiguous for an answer that does not name it: there may be one."""
+        if not isinstance(answer, dict) or not isinstance(answer.get("id"), str) or not answer["id"]:
+            raise self.api.silent(f"RunPod named no pod: {str(answer)[:300]}", "no id", creating=True)
+        return answer
 
     def _spot_is_gone(self) -> str:
         """What to say of the spot market, empty where nothing speaks against it; one try a day finds that out."""

@@ -165,7 +165,7 @@ def explain(status: int, data: Any) -> ProviderError | None:
     contract = data.get("new_contract") if isinstance(data, dict) else None
     if isinstance(contract, int) and not isinstance(contract, bool):
         return Stillborn(told, str(contract), code=slug or str(status))
-    if status >= 500:
+    if status >= 500 or status < 400 or status == 408:
         return None
     if status == 429:
         return _too_often(slug, text, told)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from clouds.lambda_cloud.cloud import JUDGE, LAUNCH, Lambda, Refused, kind
 from clouds.lambda_cloud.hand import opened
+from clouds.wire import Answer
 
 from broker.contract import wrap
 from broker.errors import (
@@ -417,6 +418,22 @@ def test_a_lost_answer_is_found_by_its_tags(cloud: Lambda, provider: LambdaProvi
         provider.launch(request_for(offer, job="job7"))
     (found,) = provider.instances()
     assert found.tags[TAG_JOB] == "job7"
+
+
+@pytest.mark.parametrize("body", [None, {}, [], "ok", {"data": None}, {"data": {"instance_ids": [None]}}])
+def test_an_answer_that_names_no_machine_may_have_made_one(
+    cloud: Lambda, provider: LambdaProvider, offer: Offer, body: Any
+) -> None:
+    cloud.faults.add("launch", Answer(200, body))
+    with pytest.raises(Ambiguous):
+        wrap(provider).launch(request_for(offer))
+
+
+@pytest.mark.parametrize("body", [None, {}, [], {"data": None}, {"data": {}}])
+def test_a_list_without_a_list_shows_no_machine_gone(cloud: Lambda, provider: LambdaProvider, body: Any) -> None:
+    cloud.faults.add("instances", Answer(200, body))
+    with pytest.raises(ProviderUnavailable):
+        provider.instances()
 
 
 # The rest

@@ -487,6 +487,25 @@ def test_graphqls_own_words_for_a_fault_leave_open_whether_a_pod_was_made(
     assert len(provider.instances()) == 1
 
 
+@pytest.mark.parametrize("market", [Market.SPOT, Market.ON_DEMAND])
+@pytest.mark.parametrize("body", [None, {}, [], "ok", {"id": None}, {"data": {"podRentInterruptable": {}}}])
+def test_an_answer_that_names_no_pod_may_have_made_one(
+    cloud: RunPod, provider: RunPodProvider, market: Market, body: Any
+) -> None:
+    request = request_for(offer_of(provider, market))
+    cloud.faults.add("launch", Answer(200, body))
+    with pytest.raises(Ambiguous):
+        wrap(provider).launch(request)
+
+
+@pytest.mark.parametrize("body", [None, {}, {"pods": None}, {"pods": {}}, [], {"error": "try again"}])
+def test_a_list_without_a_list_shows_no_pod_gone(cloud: RunPod, provider: RunPodProvider, body: Any) -> None:
+    running(cloud, provider)
+    cloud.faults.add("/v2/pods", Answer(200, body))
+    with pytest.raises(ProviderUnavailable):
+        provider.instances()
+
+
 def test_a_pod_that_was_made_in_spite_of_an_error_is_ours(cloud: RunPod, provider: RunPodProvider) -> None:
     offer = offer_of(provider, Market.SPOT)
     cloud.faults.add("deep error", ["podRentInterruptable", "costPerHr"])

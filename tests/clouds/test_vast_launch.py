@@ -260,7 +260,7 @@ def test_case_24_made_but_not_answered(vast: Stage, how: str) -> None:
     assert vast.server.calls[CREATE] == 1
 
 
-@pytest.mark.parametrize("how", ["500", "502", "text", "cut", "html", "hang up"])
+@pytest.mark.parametrize("how", ["408", "500", "502", "text", "cut", "html", "hang up"])
 def test_case_24_an_answer_that_is_none(vast: Stage, how: str) -> None:
     vast.host()
     vast.server.lies.broken[CREATE] = [how]

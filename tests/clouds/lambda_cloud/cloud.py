@@ -178,6 +178,8 @@ class Lambda(Wire):
         if (status := self.faults.take(name or call.path)) is not None:
             if status == "drop":
                 raise Dropped
+            if isinstance(status, Answer):
+                return status
             return Answer(int(status), "<html>upstream fault</html>", kind="text/html")
         try:
             if call.key not in self.keys:

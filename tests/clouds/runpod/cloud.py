@@ -139,6 +139,8 @@ class RunPod(Wire):
         if (status := self.faults.take(name) or self.faults.take(call.path)) is not None:
             if status == "drop":
                 raise Dropped
+            if isinstance(status, Answer):
+                return status
             return Answer(int(status), "<html>upstream fault</html>", kind="text/html")
         if call.path == "/graphql":
             return Answer(404, "gone", kind="text/plain") if self.graphql_retired else self._graph.answer(call)

@@ -337,6 +337,7 @@ def _endpoint(method: str, path: str) -> tuple[str, int]:
 
 def _broken(how: str) -> Reply | str | bytes:
     plain: dict[str, Reply] = {
+        "408": (408, {"detail": "Request Timeout"}),
         "500": (500, {"success": False, "error": "internal", "msg": "Internal Server Error"}),
         "502": (502, {"msg": "Bad Gateway"}),
         "no": (200, {"success": False, "error": "not_now", "msg": "try again later"}),
