@@ -55,8 +55,8 @@ def reaching(provider: Provider, config: Config, offers: Sequence[Offer]) -> Seq
     word = f"{UNNAMED}: {UNNAMED_FIX}"
     if name:
         word = (
-            f"its machines cannot have the instance profile {name}, and [home_config] names no other way to the home: "
-            "set mint to one, such as federation"
+            f"its machines cannot have the instance profile {name}, and no other way to the home is set: "
+            "set mint in [home_config], such as federation"
         )
 
     def barred(offer: Offer) -> bool:

@@ -405,7 +405,12 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision
         what = "; ".join(dict.fromkeys(f"{entry.offer.provider}: {entry.reason}" for entry in near))
         several = f"{len(near)} offers fit" if len(near) > 1 else "1 offer fits"
         names = " ".join(dict.fromkeys(entry.offer.provider for entry in near))
-        return ConfigError(f"{several} and none can be rented from here: {what}", fix=f"broker check {names}")
+        fix = (
+            f"broker check {names}"
+            if any("broker check" in entry.reason for entry in near)
+            else "do what is said above"
+        )
+        return ConfigError(f"{several} and none can be rented from here: {what}", fix=fix)
     others = {name for name in registry.names() if name != "local"}
     if all(query.gpu for query in queries) and others and others <= set(failures):
         failing, absent = unanswered({name: failures[name] for name in sorted(others)})

@@ -158,3 +158,13 @@ def test_a_home_with_one_key_for_all_keeps_marketplaces_out(keyed: Cli) -> None:
     assert "the home's key: clouds only. 4 offers from $0.3201 hidden" in shown
     config.write_text('home = "s3://bucket/home"\n[home_config]\ndedicated = true\n')
     assert "the home's key" not in plan(keyed)
+
+
+def test_where_only_instance_profiles_reach_the_home_others_are_passed_over(keyed: Cli) -> None:
+    task(keyed)
+    settings = '[home_config]\nmint = "instance-profile"\ninstance_profile = "ours"\n'
+    (keyed.folder / "config.toml").write_text(f'home = "s3://bucket/home"\n{settings}')
+    refused = keyed("plan", "tune.yaml", code=78)
+    assert "none can be rented from here: shop: its machines cannot have the instance profile ours" in refused.stderr
+    assert "set mint in [home_config], such as federation" in refused.stderr
+    assert "try: do what is said above" in refused.stderr

@@ -12,8 +12,13 @@ import pytest
 from clouds.aws.server import Aws
 
 from broker.access import home_policy
+from broker.cli.offers import plan_lines
+from broker.config import Config
 from broker.errors import AuthFailed, ConfigError, InvalidRequest, ProviderUnavailable
+from broker.job import plan
 from broker.offer import Market, Offer, OfferQuery
+from broker.resources import Resources
+from broker.task import Checkpoint, Task
 from broker.testing.conformance import request_for
 from broker_aws import AwsProvider, profiles
 
@@ -130,6 +135,27 @@ def test_its_policy_is_mended(aws: Aws, provider: AwsProvider) -> None:
     assert not found.ok
     provider.identify("home", POLICY, make=True)
     assert iam.get_role_policy(RoleName="home", PolicyName=profiles.POLICY)["PolicyDocument"] == POLICY
+
+
+@pytest.mark.parametrize("mint", ["federation", "instance-profile"])
+def test_the_plan_says_what_the_profile_opens(aws: Aws, tmp_path: Path, mint: str) -> None:
+    """And names no end of access, which a key would have long before the task's."""
+    config = Config(
+        state=tmp_path / "state",
+        file=tmp_path / "config.toml",
+        home=URL,
+        home_config={"mint": mint, "instance_profile": "ours", "access_key_id": "AKIA", "secret_access_key": "s"},
+        providers={"aws": aws.settings()},
+    )
+    where = (Resources(cpus=2, infra=("aws/us-east-1",), instance_type="c5.xlarge"),)
+    task = Task(name="long", run="true", resources=where, checkpoint=Checkpoint("ckpt"), max_hours=72.0)
+    lines = dict(plan_lines(plan(task, config=config)))
+    assert lines["access"].startswith("aws's machines share the instance profile ours: it reaches the whole home")
+    assert "unattended" not in lines
+    keyed = replace(config, home_config={**config.home_config, "mint": "federation", "instance_profile": ""})
+    lines = dict(plan_lines(plan(task, config=keyed)))
+    assert "access" not in lines
+    assert "36 h" in lines["unattended"]
 
 
 def test_a_launch_with_a_fresh_profile_waits_until_ec2_knows_it(aws: Aws, provider: AwsProvider) -> None:
