@@ -6,6 +6,7 @@
 - Calls of one kind keep a minimum interval, between threads too.
 - The core sees no exception but ours: a stranger becomes a `ProviderError` whose code is the stranger's class. From
   `launch` it becomes `Ambiguous`, because a machine may exist.
+- A refused launch that the adapter could not classify is read by its words (`broker.refusal`).
 
 Settings, in any provider's table::
 
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from broker import refusal
 from broker.errors import Ambiguous, BrokerError, ConfigError, ProviderError, ProviderUnavailable, RateLimited
 from broker.offer import Offer, OfferQuery
 from broker.provider import (
@@ -82,12 +84,17 @@ class Contract:
 
     def launch(self, request: LaunchRequest) -> Instance:
         """As `Provider.launch`: sent once, never repeated here."""
-        return self._send(lambda: self.adapter.launch(request))
+        return self._send(lambda: self.adapter.launch(request), request.offer)
 
-    def _send(self, launch: Callable[[], Instance]) -> Instance:
+    def _send(self, launch: Callable[[], Instance], offer: Offer) -> Instance:
         self._pace.wait("launch")
         try:
             return launch()
+        except ProviderError as error:
+            meant = refusal.read(error, offer)
+            if meant is error:
+                raise
+            raise meant from error
         except BrokerError:
             raise
         except Exception as error:
@@ -167,7 +174,7 @@ class _WithAny(Contract):
         """As `launch`: sent once, never repeated here."""
         adapter = self.adapter
         assert isinstance(adapter, LaunchesAny)
-        return self._send(lambda: adapter.launch_any(request, offers))
+        return self._send(lambda: adapter.launch_any(request, offers), request.offer)
 
 
 class _WithIdentity(Contract):

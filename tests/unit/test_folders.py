@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import TaskError
-from broker.task import Checkpoint, Task
+from broker.task import Task
 
 FILE = """\
 run: python train.py

@@ -1,0 +1,81 @@
+"""What a refusal means that its adapter does not know, by its words: vendors spell the same thing anew all the time.
+
+Only where it is plain: an error that stays unknown is counted, and a row of them ends the job.
+"""
+
+from __future__ import annotations
+
+import re
+
+from broker.errors import AuthFailed, InvalidRequest, NoCapacity, ProviderError, QuotaExceeded, RateLimited
+from broker.offer import Offer
+
+PAUSE = 5.0
+"""Seconds to wait where too many calls were made."""
+_THING = r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|nodes?|cards?)"
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(rf"\b({pattern})\b" for pattern in patterns))
+
+
+_CREDIT = _any(
+    "(insufficient|not enough|no|low|out of) (account )?(balance|credits?|funds)",
+    r"(balance|credits?|funds)( \w+){0,3}? (too low|insufficient|required|needed|deficit|exhausted)",
+    "lacks? (credits?|funds)",
+    "payment (is )?(required|method)|billing",
+    r"(must|need to) have at least \d+",
+    r"account( \w+){0,3} (suspended|inactive|disabled|locked|blocked|restricted)",
+    r"email( \w+){0,3} not verified",
+)
+_KEY = _any(
+    "(invalid|wrong|expired|revoked|unknown) (api )?(key|token|credentials?)",
+    "(key|token|credentials?) (is |are )?(invalid|wrong|expired|revoked)",
+    "not authori[sz]ed|unauthori[sz]ed",
+)
+_OFTEN = _any(
+    "rate limit(s|ed)?|request limit exceeded|too frequent|throttl(ed|ing)|slow down",
+    "too many (api )?(requests|calls)",
+)
+_QUOTA = _any(
+    r"quotas?|limit exceeded|count exceeded|limit of \d+|(vcpu|instance|pod|spend|spending) (limit|cap)",
+    r"(reached|exceed(s|ed|ing)?)( \w+){0,6} (limit|maximum)",
+    r"max(imum)?( \w+){0,4} reached",
+    "too many (instances|pods|machines|vms)",
+)
+_SPEND = re.compile(r"\bspend")
+_CAPACITY = _any(
+    rf"{_THING}( \w+){{0,5}} (unavailable|exhausted|sold out|already (rented|taken|in use)|no longer available)",
+    rf"(no|not enough|insufficient|lack of|out of|exhausted|at)( \w+){{0,4}} {_THING}",
+    f"{_THING} (is |are )?(currently )?not available",
+    rf"not have (sufficient|enough|the)( \w+){{0,5}} {_THING}",
+    "not available (in|at|here)|no longer (available|rentable)|sku not available|no such (ask|offer)",
+    "sold out|stockout|allocation (request )?failed|overconstrained|capacity (unavailable|exceeded|error)",
+    "different (machine|host|region|zone)",
+    r"bid( \w+){0,4} (too low|below|at least|minimum|outbid)",
+)
+
+
+def read(error: ProviderError, offer: Offer) -> ProviderError:
+    """What a refused launch comes to: the same error, unless nobody has classified it and its words do."""
+    unclear = type(error) is ProviderError or (type(error) is InvalidRequest and error.code.isdigit())
+    if not unclear:
+        return error
+    words = _words(f"{error.code} {error.message}")
+    told = {"provider": error.provider or offer.provider, "code": error.code, "fix": error.fix}
+    if _CREDIT.search(words):
+        return AuthFailed(error.message, **{**told, "fix": error.fix or "look at the account's billing page"})
+    if _KEY.search(words):
+        return AuthFailed(error.message, **{**told, "fix": error.fix or f"broker check {offer.provider} tests the key"})
+    if _OFTEN.search(words):
+        return RateLimited(error.message, retry_after=PAUSE, **told)
+    if _QUOTA.search(words):
+        scope = offer.provider if _SPEND.search(words) else f"{offer.provider}/{offer.region}/{offer.market}"
+        return QuotaExceeded(error.message, scope=scope, **told)
+    return NoCapacity(error.message, **told) if _CAPACITY.search(words) else error
+
+
+def _words(text: str) -> str:
+    """`InsufficientFooCapacity`, `NO_CAPACITY` and `out of  stock` as small words."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
+    return " ".join(re.findall(r"[a-z0-9]+", apart.lower()))

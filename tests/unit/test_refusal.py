@@ -1,0 +1,76 @@
+"""Refusals that no adapter knows, read by their words. Case 18: not one spelling of it stops a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import refusal
+from broker.contract import wrap
+from broker.errors import (
+    Ambiguous,
+    AuthFailed,
+    InvalidRequest,
+    NoCapacity,
+    ProviderError,
+    QuotaExceeded,
+    RateLimited,
+)
+from broker.offer import Market, Offer
+from broker.testing import FakeProvider
+from broker.testing.conformance import request_for
+
+OFFER = Offer("acme", "oslo", "b", "m", Market.SPOT, 1.0)
+WORDS: dict[type[ProviderError], tuple[str, ...]] = {
+    NoCapacity: (
+        "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "InsufficientHostCapacity", "SkuNotAvailable", "AllocationFailed",
+        "OverconstrainedZonalAllocationRequest", "NO_CAPACITY", "out of  stock", "No GPU available", "no_such_ask",
+        "This machine does not have the resources to deploy your pod. Please try a different machine",
+        "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested",
+        "Your bid is below the minimum bid", "GPU type not available in this region", "host is already rented",
+    ),
+    QuotaExceeded: (
+        "QUOTA_EXCEEDED", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "max pods reached",
+        "spend limit reached",
+        "Operation could not be completed as it results in exceeding approved LowPriorityCores quota",
+        "You have requested more vCPU capacity than your current vCPU limit of 0 allows",
+    ),
+    AuthFailed: (
+        "Insufficient_Credit", "You must have at least $10", "payment required", "account_suspended",
+        "email not verified", "Invalid API key", "Unauthorized",
+    ),
+    RateLimited: ("Too many requests", "RequestLimitExceeded", "Throttling"),
+    ProviderError: (
+        "SOME_NEW_CODE_2027", "something new", "Unsupported", "no such image", "invalid disk size", "name too long",
+        "cannot read docker image", "port already in use",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in WORDS.items() for text in texts])
+def test_what_its_words_plainly_say(kind: type[ProviderError], text: str) -> None:
+    for error in (ProviderError(text, code="400"), ProviderError("see the documentation", code=text)):
+        read = refusal.read(error, OFFER)
+        assert type(read) is kind
+        assert (read.code, read.message) == (error.code, error.message), "word for word"
+
+
+def test_a_quota_closes_the_region_or_all_where_it_is_of_money() -> None:
+    quota, money = (refusal.read(ProviderError(text), OFFER) for text in ("Quota exceeded", "spend limit reached"))
+    assert isinstance(quota, QuotaExceeded)
+    assert isinstance(money, QuotaExceeded)
+    assert (quota.scope, money.scope) == ("acme/oslo/spot", "acme")
+
+
+@pytest.mark.parametrize(
+    "error", [Ambiguous("no capacity"), InvalidRequest("no capacity", code="Malformed"), NoCapacity("quota exceeded")]
+)
+def test_what_an_adapter_knows_stands(error: ProviderError) -> None:
+    assert refusal.read(error, OFFER) is error
+
+
+def test_launches_are_read_so() -> None:
+    provider = FakeProvider()
+    provider.fail("launch", ProviderError("RESOURCE_POOL_EXHAUSTED in b", code="409"))
+    with pytest.raises(NoCapacity) as told:
+        wrap(provider).launch(request_for(OFFER))
+    assert told.value.code == "409"
