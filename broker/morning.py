@@ -55,9 +55,9 @@ def _took(report: Report) -> str:
 
 def _last_lines(job: Job) -> list[str]:
     from broker.errors import HomeError
+    from broker.output import Output, shown
 
     try:
-        text = "".join(part for _, _, part in job.logs())
+        return [shown(line) for _, line in Output(job).last(job.placements(), LAST_LINES, final=True)]
     except HomeError:
         return []
-    return text.splitlines()[-LAST_LINES:]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, tzinfo
 
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COUNT = re.compile(r"\d+", re.ASCII)
@@ -94,6 +94,33 @@ def duration(text: str) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"must be a time above zero such as 30s or 5m, not {text!r}")
     return seconds
+
+
+def past(text: str, now: float, zone: tzinfo | None = None) -> float:
+    """Seconds since the epoch of `10m` before now, of the last `22:00`, or of a date and time as ISO 8601 has them.
+
+    zone: of what says none; None for this computer's.
+    """
+    bare = text.strip()
+    if _CLOCK.fullmatch(bare):
+        hour, minute = (int(part) for part in bare.split(":"))
+        day = datetime.fromtimestamp(now, zone)
+        days = (datetime(day.year, day.month, day.day, hour, minute, tzinfo=zone) - timedelta(days=n) for n in range(3))
+        return next(at for local in days if (at := local.timestamp()) <= now)
+    try:
+        given = datetime.fromisoformat(bare.replace(" ", "T", 1)) if "-" in bare else None
+    except ValueError:
+        given = None
+    if given is None:
+        try:
+            return now - duration(bare)
+        except ValueError:
+            wanted = "a time such as 10m, a clock time such as 22:00, or a date"
+            raise ValueError(f"must be {wanted}, not {text!r}") from None
+    at = (given if given.tzinfo else given.replace(tzinfo=zone)).timestamp()
+    if at > now:
+        raise ValueError("has not come yet")
+    return at
 
 
 def deadline(text: str) -> str:

@@ -9,25 +9,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from broker.cli.screen import Screen, Usage
+from broker.cli.logs import moment
+from broker.cli.screen import Screen
 
 
 def cost_verb(
     screen: Screen,
-    since: Annotated[str, typer.Option(metavar="TIME", help="Of the last 30d, 12h …; of all time without it.")] = "",
+    since: Annotated[str, typer.Option(metavar="TIME", help="Of the last 30d, or since a date.")] = "",
     by: Annotated[Literal["job", "provider", "day"], typer.Option(help="What makes a line.")] = "job",
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, for a spreadsheet.")] = False,
 ) -> None:
     """Show what was spent, and what on demand would have cost."""
-    from broker import quantity
     from broker.job import jobs
     from broker.ledger import ledger
 
     now = time.time()
-    try:
-        after = now - quantity.duration(since) if since else None
-    except ValueError as error:
-        raise Usage(f"--since {since}: {error}", fix="for example --since 30d") from error
+    after = moment(since, "--since") if since else None
     lines = ledger(((job.row, job.placements()) for job in jobs()), by=by, now=now, since=after)
     if screen.json:
         return screen.data([line.to_json() for line in lines])
@@ -43,7 +40,7 @@ def cost_verb(
             writer.writerow([line.what, *numbers, line.machines, "yes" if line.simulated else "no"])
         return screen.line(text.getvalue().rstrip("\n"))
     if not lines:
-        return screen.say("nothing was rented" + (f" in the last {since}" if since else ""))
+        return screen.say("nothing was rented" + (f" since {since}" if since else ""))
     from broker.cli.tables import costs_table
 
     return screen.show(costs_table(lines, by))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from broker.job import Job
+    from broker.output import Output
     from broker.store import Event, PlacementRow
 
 SNAPSHOT_EVERY = 10.0
@@ -47,33 +48,6 @@ COLORS = {
 }  # fmt: skip
 
 
-class LogReader:
-    """The program's output of all placements, each part once, whichever placement is late with its last one."""
-
-    def __init__(self, job: Job) -> None:
-        from broker.home import JobKeys
-
-        self.job, self.keys, self.home = job, JobKeys(job.id), job.home
-        self.seen: dict[int, str] = {}
-        self.rest: dict[int, str] = {}
-
-    def lines(self, placements: list[PlacementRow], *, final: bool = False) -> Iterator[tuple[int, str]]:
-        """New whole lines as (generation, line); with `final` also a last one without its end. Raises HomeError."""
-        for row in placements:
-            generation = row.generation
-            for entry in self.home.list(self.keys.logs(generation), after=self.seen.get(generation)):
-                raw = self.home.find(entry.key) or b""
-                self.seen[generation] = entry.key
-                text = self.rest.pop(generation, "") + raw.decode("utf-8", "replace")
-                *whole, rest = text.split("\n")
-                if rest:
-                    self.rest[generation] = rest
-                yield from ((generation, line) for line in whole)
-        if final:
-            yield from self.rest.items()
-            self.rest.clear()
-
-
 @dataclass
 class Follower:
     """Prints what is new about one job each time it is asked to look.
@@ -89,7 +63,7 @@ class Follower:
     placements: list[PlacementRow] = field(default_factory=list)
     note: Callable[[], str] = lambda: ""
     snapshots: dict[int, float] = field(default_factory=dict)
-    _reader: LogReader | None = None
+    _output: Output | None = None
     _status: Status | None = None
     _next_log: float = 0.0
 
@@ -119,10 +93,11 @@ class Follower:
 
     def log(self, *, final: bool = False) -> None:
         from broker.errors import HomeError
+        from broker.output import Output
 
         try:
-            self._reader = self._reader or LogReader(self.job)
-            for generation, line in self._reader.lines(self.placements, final=final):
+            self._output = self._output or Output(self.job)
+            for generation, line in self._output.lines(self.placements, final=final):
                 if generation != self.at:
                     self.at = generation
                     self.screen.say(marker(self.placements, generation), style="dim")

@@ -1,4 +1,4 @@
-"""The verbs about jobs that there are: ps, show, logs, wait, pull, stop."""
+"""The verbs about jobs that there are: ps, show, wait, pull, stop."""
 
 from __future__ import annotations
 
@@ -184,58 +184,6 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
     if job.row.fix:
         screen.show(f"try   {job.row.fix}")
     return screen.line(report.outcome or report.status)
-
-
-def logs_verb(
-    screen: Screen,
-    name: JobArgument,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
-) -> None:
-    """Print a job's output over all its machines.
-
-    Lines on stderr say where it moved, and what the broker did on the machine.
-    """
-    from broker.cli.follow import LogReader, marker
-    from broker.guest.log import OURS
-    from broker.job import get
-
-    job = get(name)
-    reader = LogReader(job)
-    at = 0
-
-    def put(lines: Sequence[tuple[int, str]]) -> None:
-        nonlocal at
-        for generation, line in lines:
-            if generation != at:
-                at = generation
-                screen.say(marker(job.placements(), generation), style="dim")
-            if line.startswith(OURS):
-                screen.say(line, style="dim")
-            else:
-                screen.line(line)
-
-    done = job.refresh().row.decided
-    lines = list(reader.lines(job.placements(), final=done))
-    own = [(generation, line) for generation, line in lines if not line.startswith(OURS)]
-    put(lines if tail is None else own[len(own) - min(tail, len(own)) :])
-    while follow and not done:
-        time.sleep(0.5 if job.home.is_local else 2.0)
-        done = job.refresh().row.decided
-        put(list(reader.lines(job.placements(), final=done)))
-    if follow:
-        screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
-    elif not own and not done:
-        screen.say(f"no output yet: {job.status}; broker logs -f {job.id} waits for it")
-    elif not own:
-        screen.say(silence(job))
-
-
-def silence(job: Job) -> str:
-    """Why an ended job has no output."""
-    if any(row.program_at is not None or (row.beat or {}).get("program_started_at") for row in job.placements()):
-        return "the program printed nothing"
-    return f"the program never started: {job.message or job.status}"
 
 
 def wait_verb(

@@ -247,15 +247,15 @@ def _note(phase: str, hand: Hand | Mover | None) -> str:
 
 def show_tail(screen: Screen, job: Job) -> None:
     """The last lines of a failed program."""
-    from broker.cli.follow import LogReader
     from broker.errors import HomeError
+    from broker.output import Output, shown
 
     try:
-        lines = [line for _, line in LogReader(job).lines(job.placements(), final=True)]
+        lines = Output(job).last(job.placements(), TAIL, final=True)
     except HomeError:
         return
-    for line in lines[-TAIL:]:
-        screen.say(f"  │ {line}")
+    for _, line in lines:
+        screen.say(f"  │ {shown(line)}")
 
 
 def tell(screen: Screen, result: Result) -> None:

@@ -41,6 +41,7 @@ def test_a_job_is_moved_by_hand_and_where_it_is_wanted(cli: Cli) -> None:
     assert "local/north/north-1 at 0.0122 USD/h, to local/east/east-1 spot at 0.0162 USD/h, 33% dearer?" in asked
     assert len(cli.json("show", job)["stays"]) == 1, "nothing was touched"
 
+    follower = cli.start("logs", "-f", "--since", "1h", job)
     moved = cli("migrate", job, "--to", "local/e*", "-y", timeout=90)
     assert "in local/north/north-1 to m-" in moved.stdout
     assert "in local/east/east-1" in moved.stdout
@@ -65,4 +66,11 @@ def test_a_job_is_moved_by_hand_and_where_it_is_wanted(cli: Cli) -> None:
         assert f"{job} moved from" in elsewhere.stdout
         assert any("is to be had within local/e*" in text for text in cli.json("show", job)["warnings"])
         cli("stop", job, "--now")
-        assert "has no machine to be moved from" in cli("migrate", "counter", "-y", code=78).stderr
+        followed, markers = follower.communicate(timeout=60)
+    assert f"{job} stopped" in markers
+    everything = cli("logs", job).stdout
+    assert followed == everything, "no gap and no line twice, over four machines"
+    assert cli("logs", job, "--tail", "2", "--since", "2020-01-01").stdout.splitlines() == everything.splitlines()[-2:]
+    assert "no output since 0.001s" in cli("logs", job, "--since", "0.001s").stderr
+    assert "--since 10x: must be a time such as 10m" in cli("logs", job, "--since", "10x", code=2).stderr
+    assert "has no machine to be moved from" in cli("migrate", "counter", "-y", code=78).stderr
