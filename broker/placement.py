@@ -23,7 +23,7 @@ from broker.home import Access, Home, JobKeys
 from broker.inheritance import inherit
 from broker.offer import Offer, Trust
 from broker.policy.cost import Prospect
-from broker.policy.egress import by_place
+from broker.policy.egress import by_place, leaving
 from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Kind, LaunchRequest, Traits
 from broker.store import JobRow
 from broker.task import Task
@@ -152,6 +152,7 @@ def freeze(
     prepared: Mapping[str, Any] = row.prepared or {}
     fetch_until = traits.boot_limit + BOOT_MARGIN
     workdir = prepared.get("workdir")
+    read, sent = _data_prices(row.home, offer, world) if task.cache else (0.0, 0.0)
     boot = Boot(
         job=row.id,
         generation=generation,
@@ -176,7 +177,8 @@ def freeze(
         python=_python(traits),
         hazard=terms.hazard,
         save=terms.save,
-        egress=_egress(row.home, offer, world) if task.cache else 0.0,
+        egress=read,
+        leaving=sent,
         access_url=renewals.address(home, row.id, generation) if lasts else "",
         kind=str(traits.kind),
         container=placed.container if traits.kind is not Kind.CONTAINER else None,
@@ -214,9 +216,11 @@ def _placed(traits: Traits, image: str | None, offer: Offer) -> images.Placed:
         ) from error
 
 
-def _egress(home: str, offer: Offer, world: World) -> float:
-    """USD per GiB that the home charges for what this machine reads; 0 where that is not known."""
-    return Prospect(egress=by_place(home, world.config.home_config)).egress_of(offer) or 0.0
+def _data_prices(home: str, offer: Offer, world: World) -> tuple[float, float]:
+    """USD per GiB for what this machine reads from its home, and for what it sends there; 0 where that is not known."""
+    settings = world.config.home_config
+    prices = Prospect(egress=by_place(home, settings), leaving=leaving(home, settings))
+    return prices.egress_of(offer) or 0.0, prices.leaving_of(offer) or 0.0
 
 
 def _fit_to_give(access: Access, offer: Offer, home: Home) -> None:

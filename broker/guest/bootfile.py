@@ -30,7 +30,8 @@ class Boot:
     that the guest starts the program in; None where the machine itself is it, or none is wanted. runtime:
     `architecture`, and of `obstore` and `python` the `url`, `sha256` and `key`, each None where it is not sent; None
     for a machine that has the broker's own. keep: seconds for which the machine of a program that failed for good is
-    kept, 0 for not at all. egress: USD per GiB that the home charges for what this machine reads.
+    kept, 0 for not at all. egress, leaving: USD per GiB that the home charges for what this machine
+    reads, and its cloud for what it sends there.
     """
 
     job: str
@@ -65,14 +66,14 @@ class Boot:
     runtime: Mapping[str, Any] | None = None
     keep: float = 0.0
     egress: float = 0.0
+    leaving: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         guest = {"url": data.pop("guest_url"), "sha256": data.pop("guest_sha256")}
         del data["workdir"], data["mounts"]
         saving = {"hazard": data.pop("hazard"), "save": data.pop("save")}
-        egress = data.pop("egress")
-        saving |= {"egress": egress} if egress else {}
+        saving |= {name: price for name in ("egress", "leaving") if (price := data.pop(name))}
         runtime = data.pop("runtime")
         machine = {"kind": str(data.pop("kind")), "container": data.pop("container")}
         keep = data.pop("keep")

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from broker.allowance import Stopwatch, TooSlow, to_restore, to_send
 from broker.blobs import Pace
-from broker.cache import CacheFolders, Look, Moving, Stopwatch, TooSlow, allowance, told_size
+from broker.cache import Folder, told_size
+from broker.cachefolders import CacheFolders, Look, Moving
 from broker.errors import HomeAccessExpired, SnapshotCorrupt
 from broker.guest.context import Context
 from broker.guest.places import Places
 from broker.guest.spec import Spec
+from broker.offer import hourly_of
 
 LOOKS = 30.0  # times the scan of the checkpoint folder, between two looks at the cache folders
 SLOWEST_LOOK = 20.0  # and at least so many times what a look takes
@@ -68,6 +71,8 @@ class Keeper(threading.Thread):
         self._began_with: str | None = None
         self._saved: tuple[dict[str, Look], float | None, float | None] | None = None
         self._limit: float | None = None
+        self._brought: Mapping[str, Folder] = {}
+        self._said = ""
         self._given_up = threading.Event()
         self._hold = threading.Event()
         self._last = threading.Event()
@@ -104,7 +109,7 @@ class Keeper(threading.Thread):
         if not missing:
             self._began_with = None
             return
-        self._limit, why = allowance(octets, cache, self._hourly(), c.boot.egress)
+        self._limit, why = to_restore(octets, cache, self._hourly(), c.boot.egress)
         if why:
             self._say(f"cache not restored: {why}")
             return
@@ -119,14 +124,22 @@ class Keeper(threading.Thread):
         self.folders.bring(missing, gate)
         taken = time.monotonic() - begun
         c.status.timing("cache", taken)
-        self._began_with = "all"
+        self._began_with, self._brought = "all", missing
         again = f"; fetching again took {cache.cold:.0f} s" if cache.cold is not None else ""
         source = "" if self.folders.source else ", of an earlier job"
         self._say(f"cache restored{source}: {told_size(octets)} in {taken:.1f} s{again}")
 
     def _hourly(self) -> float:
-        offer = self.context.boot.offer or {}
-        return float(offer.get("price") or 0.0) + float(offer.get("disk_price") or 0.0)
+        return hourly_of(self.context.boot.offer) if self.context.boot.offer else 0.0
+
+    def take_out(self) -> bool:
+        """Setup has failed: take out again what was restored, if anything was, so that it can be tried without."""
+        if not self._brought:
+            return False
+        self.folders.remove(self._brought)
+        self._brought, self._began_with = {}, "nothing"
+        self._say("setup failed with the cache restored: once more without it")
+        return True
 
     # While setup and the program run
 
@@ -159,7 +172,7 @@ class Keeper(threading.Thread):
         try:
             now = self.folders.look()
             state = (now, self._cold, self._warm)
-            if now and state != self._saved and (settled or now == before) and not self._over:
+            if now and state != self._saved and (settled or now == before) and not self._over and self._worth(now):
                 begun = time.monotonic()
                 cache = self.folders.save(now, self._gate, cold=self._cold, warm=self._warm)
                 self._saved = state
@@ -177,6 +190,15 @@ class Keeper(threading.Thread):
         except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
             c.status.warn(f"the cache could not be saved: {error or type(error).__name__}")
         return None
+
+    def _worth(self, now: Mapping[str, Look]) -> bool:
+        """May it be sent, by what that costs? What speaks against it is said once."""
+        octets = self.folders.unsent(now)
+        if why := to_send(octets, self._cold, self._hourly(), self.context.boot.leaving):
+            if not self._said:
+                self._say(f"cache not saved: {why}")
+            self._said = why
+        return not why
 
     def _gate(self, _octets: int) -> None:
         """Raises Stopped, or waits while something more important is on its way."""

@@ -20,7 +20,7 @@ from broker.guest.hardware import difference
 from broker.guest.opening import Opening
 from broker.guest.places import Places, boxed
 from broker.guest.predecessor import succeeded_before, wait_for_predecessor
-from broker.guest.program import Program
+from broker.guest.program import Exit, Program
 from broker.guest.shell import say_way
 from broker.guest.spec import Spec
 from broker.manifest import Manifest
@@ -136,6 +136,18 @@ class Preparation:
         if not self.spec.setup.strip():
             return
         c.status.set(state="setup")
+        ended = self._setup_once()
+        if ended.code != 0 and not c.notice_before(ended) and self.cache is not None and self.cache.take_out():
+            ended = self._setup_once()
+        if self.cache is not None and ended.code == 0:
+            self.cache.ready(ended.seconds, setup=True)
+        if ended.code != 0:
+            if c.notice_before(ended):
+                c.interrupt(Cause("notice", "notice", f"setup exited {ended.code}, after a notice"))
+            raise SetupFailed(f"setup exited {ended.code}" + (", out of memory" if ended.oom else ""))
+
+    def _setup_once(self) -> Exit:
+        c = self.context
         program = self.start("setup", self.spec.setup)
         while (ended := program.wait(TICK)) is None:
             if (cause := c.watchman.cause()) is not None:
@@ -143,12 +155,7 @@ class Preparation:
                 c.interrupt(cause)
         c.log.end()
         c.status.timing("setup", ended.seconds)
-        if self.cache is not None and ended.code == 0:
-            self.cache.ready(ended.seconds, setup=True)
-        if ended.code != 0:
-            if c.notice_before(ended):
-                c.interrupt(Cause("notice", "notice", f"setup exited {ended.code}, after a notice"))
-            raise SetupFailed(f"setup exited {ended.code}" + (", out of memory" if ended.oom else ""))
+        return ended
 
     def restore(self) -> None:
         """Put the newest snapshot of the lineage into the checkpoint folder, and record once where this one starts.

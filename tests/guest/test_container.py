@@ -23,6 +23,7 @@ def boxed(job: Job, podman: Podman):
 
     def place(generation: int = 1, *, image: str = IMAGE, **changes) -> Placement:
         offer = {"gpu": None, "gpu_count": 0, "disk": 20.0, "extra": {"engine": podman.settings}}
+        offer |= {"price": 1.0, "disk_price": 0.0}
         return job.place(generation, offer=offer, container=image, **changes)
 
     yield place
@@ -58,6 +59,23 @@ def test_setup_and_run_share_one_container(job, boxed, podman):
     assert placement.beat["progress"]["step"] == 3
     assert not Path("/opt/made-by-setup").exists()
     assert "shh-0001" not in placement.console
+
+
+def test_cache_folders_are_the_containers_own(job, boxed):
+    """Below its home and at absolute paths: what was fetched in one container is there in the next one's setup."""
+    setup = """
+    for at in ~/.cache/hub /data/hub; do
+      [ ! -e $at/link ] || { echo "found $(cat $at/link)"; continue; }
+      sleep 0.5; echo "made" >$at/model; ln -s model $at/link
+    done
+    """
+    job.task("false", setup=setup, cache=["~/.cache/hub", "/data/hub"])
+    for generation, told in ((1, ""), (2, "found made\nfound made\n")):
+        placement = boxed(generation, order={"go": True})
+        placement.until_ended(60)
+        assert placement.own_log == told, placement.log
+    assert placement.beat["cache"].startswith("cache restored: 10 B in ")
+    assert not Path("/data/hub").exists()
 
 
 def test_a_notice_reaches_the_program_in_its_container(job, boxed):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import cache as module
-from broker.cache import Cache, CacheFolders, CacheKeys, Moving, Stopwatch, TooSlow, allowance, newest
+from broker.allowance import Stopwatch, TooSlow, to_restore, to_send
+from broker.cache import Cache, CacheKeys, newest
+from broker.cachefolders import OURS, CacheFolders, Moving
 from broker.errors import SnapshotCorrupt
 from broker.home import Home, JobKeys
 
@@ -205,7 +206,7 @@ def test_what_lies_there_already_stays(home: Home, tmp_path: Path) -> None:
     assert (hub / "models--me--tiny/refs/main").read_bytes() == b"the image's own"
     assert (hub / "models--image--big/blobs/2e").read_bytes() == b"big"
     assert (hub / "models--me--tiny/snapshots/abc/model.safetensors").stat().st_size == 3 << 20
-    assert not list(two.root.rglob(f"{module.OURS}*"))
+    assert not list(two.root.rglob(f"{OURS}*"))
 
 
 @pytest.mark.parametrize("how", ["missing", "other content"])
@@ -222,7 +223,7 @@ def test_a_damaged_cache_brings_nothing_and_is_stored_anew(home: Home, tmp_path:
         two.bring()
     assert not (two.root / ".cache/huggingface").exists()
     two.folders.distrust()
-    assert not list(two.root.rglob(f"{module.OURS}*"))
+    assert not list(two.root.rglob(f"{OURS}*"))
     for path in (one.root / ".cache").iterdir():
         target = two.root / ".cache" / path.name
         if not target.exists():
@@ -266,7 +267,7 @@ def test_a_save_that_is_given_up_leaves_the_last_one(home: Home, tmp_path: Path)
         (180.0, None, 0.4, 0.0, 180.0, ""),
         (180.0, 30.0, 0.4, 0.0, 150.0, ""),
         (180.0, 30.0, 32.0, 0.09, 117.5625, ""),  # 3.2 GiB are 0.288 USD, and so 32.4 s of that machine
-        (180.0, None, 0.4, 0.09, 0.0, "costs 0.2880 USD and spares 180 s, which are 0.0200 USD"),
+        (180.0, None, 0.4, 0.09, 0.0, "costs 0.29 USD and spares 180 s, which are 0.02 USD"),
         (20.0, 21.0, 0.4, 0.0, 0.0, "setup takes 20 s without it and 21 s with it"),
         (None, None, 0.4, 0.0, None, ""),
         (None, None, 0.4, 0.09, None, "was never measured"),
@@ -275,8 +276,26 @@ def test_a_save_that_is_given_up_leaves_the_last_one(home: Home, tmp_path: Path)
 def test_a_cache_comes_back_where_that_is_faster_and_no_dearer(
     cold: float | None, warm: float | None, hourly: float, egress: float, limit: float | None, why: str
 ) -> None:
-    found, reason = allowance(int(3.2 * 2**30), Cache({}, cold, warm), hourly, egress)
+    found, reason = to_restore(int(3.2 * 2**30), Cache({}, cold, warm), hourly, egress)
     assert found == (None if limit is None else pytest.approx(limit, rel=0.01))
+    assert why in reason
+    assert bool(why) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("cold", "hourly", "leaving", "why"),
+    [
+        (180.0, 0.4, 0.0, ""),
+        (180.0, 32.0, 0.09, ""),
+        (180.0, 0.4, 0.09, "costs 0.29 USD, and fetching it again 180 s, 0.02 USD on this machine"),
+        (None, 0.4, 0.0, ""),
+        (None, 0.4, 0.09, "was never measured"),
+    ],
+)
+def test_a_cache_is_sent_where_one_restore_pays_for_it(
+    cold: float | None, hourly: float, leaving: float, why: str
+) -> None:
+    reason = to_send(int(3.2 * 2**30), cold, hourly, leaving)
     assert why in reason
     assert bool(why) == bool(reason)
 

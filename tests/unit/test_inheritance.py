@@ -13,7 +13,8 @@ import pytest
 from clouds.seaweedfs import SeaweedFS
 
 from broker.access import mint
-from broker.cache import CacheFolders, CacheKeys
+from broker.cache import CacheKeys
+from broker.cachefolders import CacheFolders
 from broker.config import Config
 from broker.errors import HomeAccessDenied
 from broker.home import Home, JobKeys, folder_url
@@ -113,7 +114,7 @@ def test_the_newest_that_has_ended_is_taken_over(nights: Nights) -> None:
     nights.night("c", CLOUD, ended=False)
     nights.night("d", CLOUD, name="another")
     assert nights.next(CLOUD) == "b"
-    assert nights.told() == [f"cache of {second} taken over: 293 KiB"]
+    assert nights.told() == [f"cache of {second} taken over: 293.0 KiB"]
 
 
 def test_a_task_without_a_cache_takes_none(nights: Nights) -> None:
