@@ -38,13 +38,17 @@ from broker.provider import (
     PriceHistory,
     PricePoint,
     Provider,
+    Reachable,
+    Shell,
     Traits,
 )
 
 T = TypeVar("T")
 PATIENCE = 15.0  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds, doubled from one to the other, with jitter
-CALLS = frozenset({"offers", "launch", "instances", "terminate", "notice", "change_bid", "price_history", "identify"})
+CALLS = frozenset(
+    {"offers", "launch", "instances", "terminate", "notice", "change_bid", "price_history", "identify", "shell"}
+)
 
 
 class Contract:
@@ -185,10 +189,19 @@ class _WithIdentity(Contract):
         return self._ask("identify", lambda: adapter.identify(name, policy, make=make))
 
 
+class _WithShell(Contract):
+    def shell(self, instance: Instance) -> Shell:
+        """As `Reachable.shell`."""
+        adapter = self.adapter
+        assert isinstance(adapter, Reachable)
+        return self._ask("shell", lambda: adapter.shell(instance))
+
+
 ABILITIES: tuple[tuple[type, type[Contract]], ...] = (
     (ChangesBid, _WithBids),
     (PriceHistory, _WithHistory),
     (LaunchesAny, _WithAny),
+    (Reachable, _WithShell),
     (GivesIdentity, _WithIdentity),
 )
 

@@ -165,7 +165,8 @@ class Traits:
     poll: seconds between two calls of `instances()`. boot_limit: seconds from launch to the first beat.
     notice: seconds of warning before a spot machine goes; None where there is none.
     outside_limit: what ends a machine that cannot end itself; empty where nothing does.
-    kind: what is rented. user_data_limit: bytes that it takes.
+    kind: what is rented. user_data_limit: bytes that it takes. no_shell: why nobody can open a shell on its machines,
+    for people, where none is `Reachable`.
     """
 
     token: bool = False
@@ -177,6 +178,7 @@ class Traits:
     simulated: bool = False
     kind: Kind = Kind.VM
     user_data_limit: int = 16_384
+    no_shell: str = ""
 
 
 @runtime_checkable
@@ -312,6 +314,31 @@ class Prepaid(Protocol):
     """Optional: the account is paid in advance; its machines end when nothing is left. USD."""
 
     def balance(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A way into a machine for a person, by a program of their own computer. Nothing that runs a job goes this way.
+
+    argv: the program, which opens a terminal there; OpenSSH gets its options about host keys from whoever runs it.
+    commands: it also takes one command line for a shell on the machine, as its last argument. become: what makes a
+    command there root's. folder: the guest's own there. needs: what must hold for it and is not seen from here.
+    """
+
+    argv: tuple[str, ...]
+    commands: bool = True
+    become: tuple[str, ...] = ()
+    folder: str = "/var/lib/spotbroker"
+    needs: str = ""
+
+
+@runtime_checkable
+class Reachable(Protocol):
+    """Optional: a person can open a shell on a machine (`broker ssh`). Launching depends on nothing of it."""
+
+    def shell(self, instance: Instance) -> Shell:
+        """The way in. Changes nothing. Raises NotFound for a machine that is not there, ConfigError with the fix where
+        the account's settings leave no way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import typer
 from broker.cli import (
     checking,
     costing,
+    entering,
     estimating,
     homes,
     jobs,
@@ -79,6 +80,7 @@ for register, names in (
     (jobs, ("ps", "show")),
     (logs, ("logs",)),
     (jobs, ("wait", "pull", "stop")),
+    (entering, ("ssh",)),
     (moving, ("migrate",)),
     (costing, ("cost",)),
     (service, ("up", "tick")),

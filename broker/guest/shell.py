@@ -18,6 +18,8 @@ from broker.guest.engine import Engine
 
 ENTER = "enter"
 NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*")
+# By which an engine finds its containers.
+FINDS = re.compile("PATH|HOME|XDG_RUNTIME_DIR|(CONTAINERS|DOCKER)_[A-Z_]+")
 # A shell's own, which it does not let anybody set. The mark would make a person's shell one of the program's processes.
 LEFT_OUT = {b"UID", b"EUID", b"PPID", b"SHELLOPTS", b"BASHOPTS", VARIABLE.encode()}
 INSIDE = """shell=$(command -v bash) || shell=/bin/sh
@@ -47,9 +49,8 @@ def _outer(inside: Path, engine: Engine | None, container: str) -> str:
     rest = f'/bin/sh {shlex.quote(str(inside))} "$@"\n'
     if engine is None:
         return f"exec {rest}"
-    # An engine finds its containers by its user's home.
-    known = {name: (engine.environ or {}).get(name) for name in ("PATH", "HOME", "XDG_RUNTIME_DIR")}
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in known.items() if value)
+    known = {name: value for name, value in (engine.environ or {}).items() if FINDS.fullmatch(name)}
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in known.items())
     return (
         f"{exports}t=\n[ ! -t 0 ] || t=--tty\n"
         f"exec {shlex.join(engine.argv)} exec --interactive $t {shlex.quote(container)} {rest}"

@@ -28,8 +28,10 @@ import pytest
 from broker import gpus
 from broker.errors import (
     Ambiguous,
+    ConfigError,
     InvalidRequest,
     NoCapacity,
+    NotFound,
     ProviderError,
     ProviderUnavailable,
     QuotaExceeded,
@@ -45,6 +47,8 @@ from broker.provider import (
     Instance,
     LaunchRequest,
     Provider,
+    Reachable,
+    Shell,
     State,
 )
 from broker.testing.hand import Hand
@@ -455,7 +459,34 @@ class Faults(Rents):
         assert found.id == instance.id
 
 
-class ProviderConformance(Offers, Launch, Instances, Terminate, Notices, Faults):
+class WaysIn(Rents):
+    """Shells for people, where the provider gives any."""
+
+    def test_a_shell(self, provider: Provider, hand: Hand, offer: Offer) -> None:
+        """S1: A running machine has a way in, or what is missing for one is said; a machine that is gone has none."""
+        if not isinstance(provider, Reachable):
+            pytest.skip(provider.traits.no_shell or "it opens no shell on its machines")
+        instance = self.running(provider, hand, request_for(offer))
+        told: Shell | ConfigError
+        try:
+            told = provider.shell(instance)
+        except ConfigError as error:
+            told = error
+        if isinstance(told, ConfigError):
+            assert told.fix, "it says what to do"
+        else:
+            assert told.argv
+            assert all(isinstance(word, str) and word for word in (*told.argv, *told.become, told.folder))
+        now = self.seen(provider, instance.id)
+        assert now is not None
+        assert now.state is State.RUNNING
+        provider.terminate(instance)
+        self.gone(provider, hand, instance)
+        with pytest.raises(NotFound):
+            provider.shell(instance)
+
+
+class ProviderConformance(Offers, Launch, Instances, Terminate, Notices, Faults, WaysIn):
     """All of it."""
 
 

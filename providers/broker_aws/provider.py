@@ -10,13 +10,14 @@ from typing import Any
 
 from broker.errors import AuthFailed, InvalidRequest, NotFound, ProviderError
 from broker.offer import Offer, OfferQuery
-from broker.provider import TAG_GENERATION, TAG_JOB, Finding, Instance, Kind, LaunchRequest, Notice, Traits
+from broker.provider import TAG_GENERATION, TAG_JOB, Finding, Instance, Kind, LaunchRequest, Notice, Shell, Traits
 from broker_aws import checking, fleet, launching, listing, profiles, settings
 from broker_aws.account import Account
 from broker_aws.kept import Kept
 from broker_aws.launching import ENDED, USER_DATA
 from broker_aws.offers import NOTICE, Catalogue
 from broker_aws.refusals import NAME, translated
+from broker_aws.shell import shell
 
 
 class AwsProvider:
@@ -121,6 +122,10 @@ class AwsProvider:
             client = self.account.client("ec2", instance.region or self.account.home_region)
             found = listing.noticed(client, [{"Name": "instance-id", "Values": [instance.id]}])
         return found.get(instance.id)
+
+    def shell(self, instance: Instance) -> Shell:
+        """As `Reachable.shell`: Session Manager, where the machine has an instance profile."""
+        return shell(self.account, instance)
 
     def check(self) -> Sequence[Finding]:
         """Identity, clock, regions, quotas, prices and images, without renting anything."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from broker import images, keys
-from broker.errors import AuthFailed, BrokerError, InvalidRequest, NotFound, ProviderError
+from broker.errors import AuthFailed, BrokerError, ConfigError, InvalidRequest, NotFound, ProviderError
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, State, Traits
+from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, Shell, State, Traits
 from broker_lambda import machines
 from broker_lambda import settings as settings_of
 from broker_lambda.api import HOW_TO_KEY, NAME, Api
@@ -103,6 +103,23 @@ class LambdaProvider:
         """Lambda takes no machine back with notice."""
         del instance
         return None
+
+    def shell(self, instance: Instance) -> Shell:
+        """SSH as Lambda opens it on every machine, with the key that the machine was launched with."""
+        found = self.api.get(f"/instances/{instance.id}")
+        names = [str(name) for name in found.get("ssh_key_names") or ()]
+        if found.get("status") in ENDING:
+            raise NotFound(f"{instance.id} is {found['status']}", provider=NAME)
+        if SSH_KEY in names:
+            raise ConfigError(
+                f"nobody has the private half of the SSH key {SSH_KEY!r}, which this machine was launched with",
+                fix="set ssh_key in [providers.lambda] to the name of a key of your account, for machines from then on",
+            )
+        if not found.get("ip"):
+            raise NotFound(f"{instance.id} has no address yet: {found.get('status')}", provider=NAME)
+        # Addresses are given to one machine after another, each with a host key of its own.
+        argv = ("ssh", "-o", f"HostKeyAlias=lambda-{instance.id}", f"ubuntu@{found['ip']}")
+        return Shell(argv, become=("sudo",), needs=f"the private half of your account's SSH key {', '.join(names)}")
 
     def check(self) -> Sequence[Finding]:
         """The key, the list of machines, the SSH key that machines would take, and what no setting can mend."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.errors import InvalidRequest
+from broker.errors import InvalidRequest, NotFound
 from broker.guest.engine import Engine, container_name
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, State, Traits
+from broker.provider import Cause, Instance, Kind, LaunchRequest, Notice, Shell, State, Traits
 from broker_local import cloud, processes, zones
 from broker_local.machine import MARK, Machine, create, find, start, sweep_drafts
 
@@ -124,6 +124,14 @@ class LocalProvider:
         """The notice of one machine; None without one and for an unknown id."""
         machine = find(self.root, instance.id)
         return None if machine is None else cloud.seen_notice(machine)
+
+    def shell(self, instance: Instance) -> Shell:
+        """A shell of this computer's own, which ends with the machine. Nothing of the user's environment goes along."""
+        machine = find(self.root, instance.id)
+        if machine is None or machine.read("ended.json") is not None:
+            raise NotFound(f"there is no machine {instance.id}", provider=self.name)
+        passed = (f"TERM={os.environ.get('TERM', 'dumb')}", f"PATH={os.environ.get('PATH', os.defpath)}")
+        return Shell(("env", "-i", *passed, "/bin/sh", "-c"), folder=str(machine.disk / "spotbroker"))
 
     def _id(self, token: str) -> str:
         """The machine of a token. The root is in it, so that marks on processes tell two roots' machines apart."""

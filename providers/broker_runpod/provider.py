@@ -20,7 +20,7 @@ from broker.errors import (
     QuotaExceeded,
 )
 from broker.offer import Market, Offer, OfferQuery
-from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, OfferList, PartialOffers, Traits
+from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, OfferList, PartialOffers, Shell, Traits
 from broker_runpod import catalog, pods
 from broker_runpod import settings as settings_of
 from broker_runpod.api import ACCOUNT, PODS, PRICES, RENT_SPOT, TERMINATE, Api
@@ -32,6 +32,7 @@ SPOT_AGAIN = 86_400.0  # seconds until the spot API is tried again, and its abse
 CENTS = 1e-4  # RunPod shows bids to a hundredth of a cent
 LATE = 900.0  # seconds after `end_by` at which RunPod itself ends a spot pod, where it takes our time for that
 SPOT_GONE = "spot-withdrawn"
+PROXY = "RunPod's proxy knows the SSH keys that your account had when the pod was made; some images need an sshd"
 
 
 class RunPodProvider:
@@ -126,7 +127,15 @@ class RunPodProvider:
         del instance
         return None
 
-    # Prepaid and Checks
+    # Reachable, Prepaid and Checks
+
+    def shell(self, instance: Instance) -> Shell:
+        """RunPod's SSH proxy, which needs no open port. It carries a terminal only (RunPod, PodSsh.proxy)."""
+        proxy = (self.api.rest("GET", f"/pods/{instance.id}").get("ssh") or {}).get("proxy")
+        if not proxy:
+            raise NotFound(f"pod {instance.id} has no machine yet", provider=NAME)
+        argv = ("ssh", "-p", str(proxy.get("port") or 22), f"{proxy['username']}@{proxy['host']}")
+        return Shell(argv, commands=False, needs=PROXY)
 
     def balance(self) -> float:
         """USD left. At zero RunPod terminates every pod without a network volume (RunPod: billing)."""
@@ -221,6 +230,7 @@ class RunPodProvider:
             "env": dict(env),
             "args": pods.rest_args(),
             "ports": [],
+            "startSsh": True,  # opens no port; without it a pod takes no SSH key, not even through RunPod's proxy
         }
         if request.offer.zone:
             body["dataCenterIds"] = [request.offer.zone]
@@ -252,6 +262,7 @@ class RunPodProvider:
             "containerDiskInGb": max(1, math.ceil(request.disk)),
             "volumeInGb": 0,
             "dockerArgs": pods.docker_args(),
+            "startSsh": True,
             "env": [{"key": key, "value": value} for key, value in env.items()],
             "terminateAfter": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(request.end_by + LATE)),
         }

@@ -48,6 +48,7 @@ class VastProvider:
         outside_limit="the end of the host's offer",
         kind=Kind.CONTAINER,
         user_data_limit=USER_DATA_LIMIT,
+        no_shell="Vast puts SSH into a machine only in the place of what is to be its first process, and that is ours",
     )
 
     how_to_key = HOW_TO_KEY

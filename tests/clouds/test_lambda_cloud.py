@@ -226,6 +226,24 @@ def test_an_ssh_key_of_ones_own(cloud: Lambda, tmp_path: Path) -> None:
     assert "mine" in found.fix
 
 
+def test_a_person_gets_in_with_the_key_that_the_machine_was_launched_with(cloud: Lambda, tmp_path: Path) -> None:
+    """As ubuntu, who may become root; and told so where nobody has the key."""
+    cloud.ssh_keys.append({"id": "0" * 32, "name": "mine", "public_key": "ssh-ed25519 AAAA x"})
+    provider = opened(cloud, tmp_path, ssh_key="mine")
+    instance = provider.launch(request_for(provider.offers(A10)[0]))
+    assert wait_for(lambda: listed(provider, instance).state is State.RUNNING, 20)
+    shell = provider.shell(instance)
+    address = provider.api.get(f"/instances/{instance.id}")["ip"]
+    assert shell.argv == ("ssh", "-o", f"HostKeyAlias=lambda-{instance.id}", f"ubuntu@{address}")
+    assert (shell.commands, shell.become) == (True, ("sudo",))
+    assert "SSH key mine" in shell.needs
+    nobodys = opened(cloud, tmp_path)
+    locked = nobodys.launch(request_for(nobodys.offers(A10)[0]))
+    with pytest.raises(ConfigError, match="nobody has the private half") as told:
+        nobodys.shell(locked)
+    assert "ssh_key in [providers.lambda]" in told.value.fix
+
+
 def test_user_data_above_a_megabyte_is_refused_before_it_is_sent(
     cloud: Lambda, provider: LambdaProvider, offer: Offer
 ) -> None:

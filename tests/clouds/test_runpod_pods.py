@@ -620,6 +620,18 @@ def test_sigterm_means_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert guest.notice() is None
 
 
+def test_a_person_gets_in_by_runpods_proxy(cloud: RunPod, provider: RunPodProvider) -> None:
+    """It needs no open port; a pod takes keys only where it was asked for at its creation."""
+    for market, path, word in ((Market.SPOT, "/graphql", "podRent"), (Market.ON_DEMAND, "/v2/pods", "gpu")):
+        instance = provider.launch(request_for(offer_of(provider, market)))
+        assert sent(cloud, path, word)["startSsh"] is True
+        assert not sent(cloud, path, word).get("ports")
+        assert wait_for(lambda instance=instance: listed(provider, instance).state is State.RUNNING, 20)
+        shell = provider.shell(instance)
+        assert shell.argv == ("ssh", "-p", "22", f"{instance.id}-{cloud.pods[instance.id].host[:8]}@ssh.runpod.io")
+        assert not shell.commands, "it carries a terminal only"
+
+
 def test_outside_a_pod_nothing_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUNPOD_POD_ID", raising=False)
     with pytest.raises(OSError, match="no pod that can end itself"):

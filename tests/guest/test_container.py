@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,14 @@ def test_an_image_is_pulled_and_its_time_is_told(job, boxed, registry, podman):
     assert placement.result.items() >= static.items()
     assert "has no Python" in placement.result["reason"]
     assert "pulled " in placement.log
+
+
+def test_a_kept_machines_shell_is_in_the_container_as_it_was_left(job, boxed, podman):
+    job.task("echo changed >/etc/motd; cd /; exit 3", secrets=["S"])
+    placement = boxed(keep=60.0, secrets={"S": "shh-0001"})
+    placement.until_state("kept", seconds=60)
+    argv = ["env", "-i", "/bin/sh", str(placement.disk / "enter"), 'cat /etc/motd; echo "$PWD $S $BROKER_JOB"; exit 4']
+    told = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    assert (told.stdout, told.returncode) == (f"changed\n{placement.disk / 'work'} shh-0001 {job.id}\n", 4), told.stderr
+    job.order(1, order="end", why="stop")
+    assert placement.until_ended(30)["outcome"] == "failed"

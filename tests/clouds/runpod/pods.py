@@ -121,6 +121,14 @@ class Pod:
 
     # As the APIs show it
 
+    @property
+    def proxy(self) -> dict[str, Any] | None:
+        """REST v2's PodSshEndpoint, there once the pod has a machine."""
+        if self.status not in ("STARTING", "RUNNING"):
+            return None
+        user = f"{self.id}-{self.host[:8]}"
+        return {"host": "ssh.runpod.io", "port": 22, "username": user, "command": f"ssh {user}@ssh.runpod.io"}
+
     def rest(self) -> dict[str, Any]:
         """REST v2's Pod."""
         status = self.status
@@ -140,7 +148,7 @@ class Pod:
             "cloud": self.cloud,
             "dataCenterId": self.centre or None,
             "cudaVersion": "12.8",
-            "ssh": {"proxy": None, "direct": None},
+            "ssh": {"proxy": self.proxy, "direct": None},
             "template": None,
             "cost": self.hourly if status in ("PROVISIONING", "STARTING", "RUNNING") else 0.0,
             "locked": False,
