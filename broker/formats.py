@@ -37,6 +37,10 @@ OURS = "meta.pt"
 """What Lightning adds to a sharded checkpoint when all else is written."""
 
 
+HEAD, LEAST_HEAD = 4096, 64
+"""Bytes from a file's start that are looked at; a file of fewer zeros may mean something."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """form: the format a file proves to have, whole; fault: why it is not whole. Both empty: nothing can be said."""
@@ -57,9 +61,11 @@ def inspect(path: Path, size: int) -> Finding:
         if suffix == ".safetensors":
             return _safetensors(path, size)
         with path.open("rb") as file:
-            start = file.read(4)
+            start = file.read(HEAD)
         if start.startswith(b"PK"):
             return _archive(path)
+        if not any(start) and len(start) > LEAST_HEAD and (suffix in ARCHIVES or path.name.startswith("pytorch_model")):
+            return Finding(fault="holds zeros where it begins: it was made and never written")
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -139,6 +139,8 @@ def test_half_made_trainer_checkpoints_are_named(tmp_path: Path) -> None:
         ({"model__safetensors": None}, "no model weights"),
         ({"model__safetensors": WEIGHTS[:-1]}, "model.safetensors is cut"),
         ({"model__safetensors": None, "pytorch_model__bin": b""}, "pytorch_model.bin is empty"),
+        ({"model__safetensors": None, "pytorch_model__bin": bytes(9000)}, "pytorch_model.bin holds zeros"),
+        ({"optimizer__pt": bytes(9000)}, "optimizer.pt holds zeros where it begins"),
         ({"optimizer__pt": torch_zip()[:-10]}, "optimizer.pt is cut"),
         (
             {"model__safetensors__index__json": b'{"weight_map": {"w": "model-00002-of-00002.safetensors"}}'},
