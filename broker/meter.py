@@ -6,6 +6,7 @@ log what may be left, and ends it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -19,7 +20,7 @@ from broker.config import Config
 from broker.contract import Contract
 from broker.errors import BrokerError, NoCapacity, QuotaExceeded
 from broker.offer import Offer, OfferQuery
-from broker.provider import Instance, LaunchRequest, Notice, State, Traits
+from broker.provider import Instance, LaunchesAny, LaunchRequest, Notice, PartialOffers, State, Traits
 
 T = TypeVar("T")
 INSTALLATION = "conformance"
@@ -85,7 +86,8 @@ class Tab:
     """The money of one verification: what may be spent, what was, and what may yet be.
 
     spent: USD of what has ended. launches: sent so far. measured: seconds, by what. running: instance -> its offer,
-    when it was rented, for which job. clock, sleep: the account's time, for a stand-in that is quicker than the world.
+    when it was rented, for which job. unanswered: the parts of the market that did not answer, and what was said
+    instead. clock, sleep: the account's time, for a stand-in that is quicker than the world.
     """
 
     ledger: Ledger
@@ -97,10 +99,12 @@ class Tab:
     measured: dict[str, list[float]] = field(default_factory=dict)
     running: dict[str, tuple[Offer, float, str]] = field(default_factory=dict)
     seen: set[tuple[str, str]] = field(default_factory=set)
+    unanswered: dict[str, str] = field(default_factory=dict)
 
-    def rented(self, instance: Instance, request: LaunchRequest) -> None:
-        self.ledger.note("rented", request.job, instance=instance.id)
-        self.running.setdefault(instance.id, (request.offer, self.clock(), request.job))
+    def rented(self, instance: Instance, job: str, offer: Offer) -> None:
+        """offer: what it may be, the dearest where that is not known."""
+        self.ledger.note("rented", job, instance=instance.id)
+        self.running.setdefault(instance.id, (offer, self.clock(), job))
 
     def settle(self, instance: str) -> None:
         """It has ended: what it cost at most is known."""
@@ -141,25 +145,33 @@ class Meter:
         return 0.05 if self.traits.simulated else min(self.traits.poll, 5.0)
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
-        return self._timed("offers", lambda: self.provider.offers(query))
+        """What arrived; an account may have regions that are barred to it, and prices that are not there."""
+        try:
+            return self._timed("offers", lambda: self.provider.offers(query))
+        except PartialOffers as partial:
+            self.tab.unanswered |= {where: str(error) for where, error in partial.failures.items()}
+            return partial.offers
 
     def launch(self, request: LaunchRequest) -> Instance:
         """As `Provider.launch`, of a machine that ends itself. Raises NoMoneyLeft before anything is sent."""
-        tab, worst = self.tab, self.worst(request.offer)
+        return self._rented(request, request.offer, self.provider.launch)
+
+    def _rented(self, request: LaunchRequest, dearest: Offer, launch: Callable[[LaunchRequest], Instance]) -> Instance:
+        tab, worst = self.tab, self.worst(dearest)
         committed = sum(self.worst(offer) for offer, _, _ in tab.running.values())
         if request.job not in tab.jobs and tab.spent + committed + worst > tab.max_usd:
-            raise NoMoneyLeft(f"{request.offer.key} might cost {worst:.4f} USD more")
+            raise NoMoneyLeft(f"{dearest.key} might cost {worst:.4f} USD more")
         command = end_command(f"broker_{self.name}.guest", self.traits.kind)
         script = request.user_data.replace(IDLE, f"why=verify; sleep {ENDS_ITSELF:.0f}; {command}")
         tab.ledger.note("intent", request.job, generation=request.generation, offer=request.offer.key)
         tab.launches += 1
         try:
-            instance = self._timed("launch", lambda: self.provider.launch(replace(request, user_data=script)))
+            instance = self._timed("launch", lambda: launch(replace(request, user_data=script)))
         except (NoCapacity, QuotaExceeded):
             if request.job not in tab.jobs:
                 tab.ledger.note("ended", request.job)  # the provider's word that nothing came of it
             raise
-        tab.rented(instance, request)
+        tab.rented(instance, request.job, dearest)
         return instance
 
     def instances(self) -> Sequence[Instance]:
@@ -176,6 +188,12 @@ class Meter:
             if tab.clock() - tab.running[gone][1] >= self.traits.list_lag:
                 tab.settle(gone)
         return mine
+
+    def look(self) -> None:
+        """See whether what runs is listed by now, where that was not seen yet."""
+        if any(("running after", instance) not in self.tab.seen for instance in self.tab.running):
+            with contextlib.suppress(BrokerError):
+                self.instances()
 
     def terminate(self, instance: Instance) -> None:
         self._timed("terminate", lambda: self.provider.terminate(instance))
@@ -230,3 +248,19 @@ class Meter:
             return call()
         finally:
             self.tab.measured.setdefault(what, []).append(time.monotonic() - began)
+
+
+class MeterOfMany(Meter):
+    """Of a provider that launches any of many offers."""
+
+    def launch_any(self, request: LaunchRequest, offers: Sequence[Offer]) -> Instance:
+        """As `LaunchesAny.launch_any`. Raises NoMoneyLeft before anything is sent."""
+        provider = self.provider
+        assert isinstance(provider, LaunchesAny)
+        dearest = max(offers, key=self.worst)
+        return self._rented(request, dearest, lambda made: provider.launch_any(made, offers))
+
+
+def metered(provider: Contract, tab: Tab) -> Meter:
+    """A meter that can do what the provider can."""
+    return (MeterOfMany if isinstance(provider, LaunchesAny) else Meter)(provider, tab)

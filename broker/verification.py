@@ -17,10 +17,10 @@ from typing import Any
 
 from broker import registry
 from broker.config import Config
-from broker.errors import BrokerError, ConfigError
-from broker.meter import Meter, NoMoneyLeft, Tab, ledger_of
+from broker.errors import BrokerError, ConfigError, NoCapacity, QuotaExceeded
+from broker.meter import Meter, NoMoneyLeft, Tab, ledger_of, metered
 from broker.offer import Offer, OfferQuery
-from broker.provider import Instance, PartialOffers, Provider
+from broker.provider import Instance, LaunchesAny, Provider
 from broker.redaction import Redactor, private_values
 
 QUERIES = (OfferQuery(disk=10.0), OfferQuery(gpu="4GB+", gpu_count=1, disk=10.0))
@@ -51,7 +51,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of it. measured: seconds, by what. left: machines that may still be billed."""
+    """What came of it. measured: seconds, by what. left: machines that may still be billed. unanswered: parts of the
+    market that did not answer, with what was said."""
 
     provider: str
     at: float
@@ -61,6 +62,7 @@ class Verification:
     spent: float
     launches: int
     left: tuple[str, ...] = ()
+    unanswered: Mapping[str, str] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -80,6 +82,7 @@ class Account:
         while not condition():
             if tab.clock() >= deadline:
                 return False
+            self.meter.look()  # else a wait for what is surely listed would be all that is measured of the list's lag
             tab.sleep(max(0.0, min(self.meter.pause, deadline - tab.clock())))
         return True
 
@@ -94,17 +97,14 @@ class Account:
 
 
 def meter_of(name: str, config: Config, max_usd: float) -> Meter:
-    return Meter(registry.get(name, config), Tab(ledger_of(name, config), max_usd))
+    return metered(registry.get(name, config), Tab(ledger_of(name, config), max_usd))
 
 
 def choose(meter: Meter) -> Trial:
     """The cheapest thing to rent whose first hour is within the money. Raises ConfigError where there is none."""
     refused: list[Offer] = []
     for query in QUERIES:
-        try:
-            offers = list(meter.offers(query))
-        except PartialOffers as partial:
-            offers = list(partial.offers)
+        offers = list(meter.offers(query))
         usable = sorted((offer for offer in offers if not offer.blocked), key=lambda offer: offer.hourly)
         if offers and not usable:
             raise ConfigError(f"{meter.name} cannot rent yet: {offers[0].blocked}", fix=f"broker check {meter.name}")
@@ -134,9 +134,9 @@ def verify(
     except ModuleNotFoundError as error:
         raise ConfigError("broker verify needs pytest", fix="pip install 'spotbroker[verify]'") from error
     account = Account(meter, lambda: _anew(meter, config))
-    redact = Redactor(private_values(config, meter.name), _public(trial.offer))
+    redact = _redactor(config, meter, trial)
     verdicts: list[Verdict] = []
-    tests = safe_tests()
+    tests = safe_tests(many=isinstance(meter, LaunchesAny))
     if unknown := set(only) - {_sentence(test)[0] for test in tests}:
         safe = ", ".join(_sentence(test)[0] for test in tests)
         raise ConfigError(f"no safe sentence has the number {', '.join(sorted(unknown))}", fix=f"these are: {safe}")
@@ -146,12 +146,15 @@ def verify(
         verdict = _run(test, meter, account, trial, redact)
         verdicts.append(verdict)
         tell(verdict)
-    return finished(meter, trial, verdicts)
+    return finished(meter, trial, verdicts, config)
 
 
-def finished(meter: Meter, trial: Trial, verdicts: list[Verdict], left: tuple[str, ...] = ()) -> Verification:
+def finished(
+    meter: Meter, trial: Trial, verdicts: list[Verdict], config: Config, left: tuple[str, ...] = ()
+) -> Verification:
     """The whole of it, as far as it went."""
     offer = trial.offer
+    redact = _redactor(config, meter, trial)
     shown = {
         "key": offer.key, "hourly": offer.hourly, "disk": trial.query.disk, "gpu": offer.gpu, "cpus": offer.cpus,
         "memory": offer.memory, "trust": str(offer.trust), "worst": trial.worst,
@@ -162,8 +165,9 @@ def finished(meter: Meter, trial: Trial, verdicts: list[Verdict], left: tuple[st
     }
     tab = meter.tab
     return Verification(
-        meter.name, time.time(), shown, tuple(verdicts), measured, tab.spent, tab.launches, left, _software()
-    )
+        meter.name, time.time(), shown, tuple(verdicts), measured, tab.spent, tab.launches, left,
+        {where: redact(said) for where, said in sorted(tab.unanswered.items())}, _software(),
+    )  # fmt: skip
 
 
 def _sentence(test: Callable[..., None]) -> tuple[str, str]:
@@ -192,6 +196,8 @@ def _run(test: Callable[..., None], meter: Meter, account: Account, trial: Trial
         found = verdict(NOT_TRIED, str(skipped))
     except NoMoneyLeft as error:
         found = verdict(NOT_TRIED, f"the money does not reach: {error}")
+    except (NoCapacity, QuotaExceeded) as error:
+        found = verdict(NOT_TRIED, f"it could not be had: {error}")
     except (AssertionError, pytest.fail.Exception) as error:
         found = verdict(DIFFERS, *_seen(error, error.__traceback__))
     except BrokerError as error:
@@ -238,7 +244,12 @@ def _plain(value: Any) -> str:
 def _anew(meter: Meter, config: Config) -> Provider:
     """The same account as a new process opens it, counted by the same meter."""
     registry.forget(meter.name)
-    return Meter(registry.get(meter.name, config), meter.tab)
+    return metered(registry.get(meter.name, config), meter.tab)
+
+
+def _redactor(config: Config, meter: Meter, trial: Trial) -> Redactor:
+    places = {part for where in meter.tab.unanswered for part in (where, *where.split("/"))}
+    return Redactor(private_values(config, meter.name), _public(trial.offer) | places)
 
 
 def _public(offer: Offer) -> set[str]:
@@ -278,6 +289,8 @@ def markdown(verification: Verification) -> str:
     for x in v.verdicts:
         if x.detail:
             lines += ["", f"## {x.number} {x.result}", "", x.sentence, "", "```text", *x.detail, "```"]
+    if v.unanswered:
+        lines += ["", "## Not answered", "", *(f"- `{where}`: {said}" for where, said in v.unanswered.items())]
     lines += ["", "## Measured", "", "| | times | median | most |", "|---|---|---|---|"]
     for what, m in v.measured.items():
         lines.append(f"| {what} | {m['calls']:.0f} | {m['median']:.2f} s | {m['most']:.2f} s |")

@@ -13,6 +13,7 @@ import typer
 
 from broker.cli.asking import YesOption
 from broker.cli.screen import Screen, Usage
+from broker.cli.unanswered import tell_unanswered
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -58,6 +59,7 @@ def verify_verb(
             return code
     with screen.waiting(f"{provider}'s offers"):
         trial = choose(meter)
+    tell_unanswered(screen, meter.tab.unanswered)
     if not _agreed(screen, meter, trial, yes=yes):
         screen.say("nothing was rented")
         return 1
@@ -98,7 +100,7 @@ def _verified(screen: Screen, meter: Meter, trial: Trial, config: Config, to: Pa
         with _undisturbed():
             left = meter.end_all(tell=screen.say)
     names = tuple(f"machine {number} of {len(left)}" for number, _ in enumerate(left, 1))
-    report = finished(meter, trial, verdicts, names)
+    report = finished(meter, trial, verdicts, config, names)
     pages = write(report, to)
     for instance in left:
         screen.warn(f"{instance.id} did not end and may still be billed: end it in {meter.name}'s console")
@@ -116,6 +118,8 @@ def _told(screen: Screen, report: Verification, pages: tuple[Path, Path]) -> Non
     else:
         bad = [verdict.number for verdict in report.verdicts if verdict.result == "differs"]
         said = f"differs: {', '.join(bad)}" if bad else "all that was tried is as the adapter expects"
+        not_tried = [verdict.number for verdict in report.verdicts if verdict.result == "not tried"]
+        said += f"; not tried: {', '.join(not_tried)}" if not_tried else ""
         screen.line(f"{said}; about ${report.spent:.4f} for {report.launches} launches")
         screen.say(f"the report is {pages[0]}; please read it before you pass it on")
 

@@ -45,6 +45,7 @@ from broker.provider import (
     TAG_JOB,
     Cause,
     Instance,
+    LaunchesAny,
     LaunchRequest,
     Provider,
     Reachable,
@@ -165,8 +166,11 @@ class Offers(Rents):
         large = {o.key: o for o in provider.offers(replace(query, disk=20.0))}
         assert small
         for key in small.keys() & large.keys():
+            assert small[key].disk >= 10
+            assert large[key].disk >= 20
             assert 0 < small[key].price < 1000
-            assert large[key].disk_price == pytest.approx(2 * small[key].disk_price)
+            # An image may need more than was asked for, and it is paid.
+            assert large[key].disk_price * small[key].disk == pytest.approx(small[key].disk_price * large[key].disk)
 
     @safe(machines=0)
     def test_offers_fit_the_query(self, provider: Provider, query: OfferQuery) -> None:
@@ -262,6 +266,37 @@ class Launch(Rents):
         with pytest.raises(InvalidRequest):
             provider.launch(request)
         assert not self.of_job(provider, hand, request.job)
+
+
+class Many(Rents):
+    """`launch_any`, where the provider has it."""
+
+    @safe(machines=1)
+    def test_any_of_many(self, provider: Provider, hand: Hand, offer: Offer, query: OfferQuery) -> None:
+        """M1: Of many spot offers of a region the machine is one, says which and at what price, and is listed so."""
+        request = request_for(offer)
+        offers, instance = _launched_any(provider, request, query)
+        won = {(one.region, one.zone, one.instance_type): one for one in offers}
+        assert instance.hourly == pytest.approx(won[instance.region, instance.zone, instance.instance_type].hourly)
+        assert dict(request.tags).items() <= dict(instance.tags).items()
+        (listed,) = self.of_job(provider, hand, request.job)
+        for name in ("id", "region", "zone", "instance_type"):
+            assert getattr(listed, name) == getattr(instance, name), name
+        assert listed.hourly == pytest.approx(instance.hourly)
+
+    @safe(machines=1)
+    def test_same_call_for_many(self, provider: Provider, hand: Hand, offer: Offer, query: OfferQuery) -> None:
+        """M2: The same call for many again is the same machine, or an error: never a second one."""
+        request = request_for(offer)
+        offers, first = _launched_any(provider, request, query)
+        assert isinstance(provider, LaunchesAny)
+        try:
+            again = provider.launch_any(request, offers)
+        except ProviderError:
+            pass
+        else:
+            assert again.id == first.id
+        assert len(self.of_job(provider, hand, request.job)) == 1
 
 
 class Instances(Rents):
@@ -486,14 +521,27 @@ class WaysIn(Rents):
             provider.shell(instance)
 
 
-class ProviderConformance(Offers, Launch, Instances, Terminate, Notices, Faults, WaysIn):
+class ProviderConformance(Offers, Launch, Many, Instances, Terminate, Notices, Faults, WaysIn):
     """All of it."""
 
 
-def safe_tests() -> list[Callable[..., None]]:
-    """The tests marked as safe, in the order of the page; each has `machines`."""
-    parts = (Offers, Launch, Instances, Terminate, Notices, Faults)
+def safe_tests(*, many: bool = True) -> list[Callable[..., None]]:
+    """The tests marked as safe, in the order of the page; each has `machines`. many: those of `launch_any` too."""
+    parts = (Offers, Launch, *((Many,) if many else ()), Instances, Terminate, Notices, Faults)
     return [test for part in parts for test in vars(part).values() if hasattr(test, "machines")]
+
+
+def _launched_any(provider: Provider, request: LaunchRequest, query: OfferQuery) -> tuple[list[Offer], Instance]:
+    """What was asked for, the request's own offer and some others, and what came of it; skips where none are."""
+    if not isinstance(provider, LaunchesAny):
+        pytest.skip("it launches one offer at a time")
+    place = (request.offer.region, Market.SPOT)
+    found = sorted(provider.offers(query), key=lambda one: one.hourly)
+    others = [one for one in found if (one.region, one.market) == place and one.key != request.offer.key]
+    if request.offer.market is not Market.SPOT or not others:
+        pytest.skip("no other spot offer of the region fits")
+    offers = [request.offer, *others[:9]]
+    return offers, provider.launch_any(request, offers)
 
 
 def _needs_token(provider: Provider) -> None:

@@ -16,9 +16,9 @@ from clouds.vast.server import VastServer
 
 from broker import registry
 from broker.config import Config
-from broker.meter import Ledger, Meter, Tab
+from broker.meter import Ledger, Meter, Tab, metered
 from broker.provider import State
-from broker.verification import DIFFERS, KEPT, Verdict, choose, markdown, verify
+from broker.verification import DIFFERS, KEPT, NOT_TRIED, Verdict, choose, markdown, verify
 
 QUICKER = 200.0
 """Seconds of an account's time in one of ours: the stand-ins boot machines in an instant."""
@@ -31,7 +31,7 @@ def opened(name: str, state: Path, **settings: Any) -> tuple[Meter, Config]:
         Ledger(state / "log"), 100.0,
         clock=lambda: time.monotonic() * QUICKER, sleep=lambda seconds: time.sleep(max(0.01, seconds / QUICKER)),
     )  # fmt: skip
-    return Meter(registry.get(name, config), tab), config
+    return metered(registry.get(name, config), tab), config
 
 
 @pytest.fixture
@@ -60,6 +60,9 @@ def vast(tmp_path: Path) -> Iterator[tuple[Meter, Config]]:
 
 @pytest.fixture
 def aws_(aws: Aws, aws_state: Path) -> tuple[Meter, Config]:
+    """As accounts are: an organisation bars a region, and of some machines there is no price in a zone."""
+    aws.world.fail("DescribeSpotPriceHistory", "UnauthorizedOperation", 403, times=1e9, region="us-west-2")
+    aws.world.no_spot = {("us-east-1a", "c5.large")}
     return opened("aws", aws_state, **aws.settings())
 
 
@@ -67,7 +70,9 @@ def aws_(aws: Aws, aws_state: Path) -> tuple[Meter, Config]:
 FEW = ("O1", "O4", "L1", "L6", "I1", "T1")
 
 
-@pytest.mark.parametrize(("name", "only"), [("runpod", FEW), ("lambda_", ()), ("vast", ()), ("aws_", ("L2", *FEW))])
+@pytest.mark.parametrize(
+    ("name", "only"), [("runpod", FEW), ("lambda_", ()), ("vast", ()), ("aws_", ("L2", "O2", "O5", "M1", "M2", *FEW))]
+)
 def test_a_users_account_is_verified_and_nothing_is_left(
     name: str, only: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
@@ -82,3 +87,14 @@ def test_a_users_account_is_verified_and_nothing_is_left(
     assert report.ok
     assert "TESTKEY" not in markdown(report)
     assert report.launches >= 3
+
+
+def test_what_cannot_be_had_is_not_tried_and_who_does_not_answer_is_named(aws: Aws, aws_: tuple[Meter, Config]) -> None:
+    meter, config = aws_
+    aws.world.fail("RunInstances", "InsufficientInstanceCapacity", 500)
+    report = verify(meter, choose(meter), config, lambda _: None, only=("L1", "I1"))
+    refused, kept = report.verdicts
+    assert (refused.result, kept.result, report.ok) == (NOT_TRIED, KEPT, True)
+    assert refused.detail[0].startswith("it could not be had: InsufficientInstanceCapacity")
+    assert "UnauthorizedOperation" in report.unanswered["aws/us-west-2"]
+    assert "- `aws/us-west-2`: UnauthorizedOperation" in markdown(report)

@@ -19,7 +19,7 @@ from broker.provider import State
 from broker.redaction import Redactor
 from broker.testing import FakeClock, FakeProvider
 from broker.testing.conformance import request_for, safe_tests
-from broker.verification import Trial, choose, meter_of, verify
+from broker.verification import Account, Trial, choose, meter_of, verify
 
 CHEAP = OfferQuery()
 
@@ -116,6 +116,17 @@ def test_a_list_that_does_not_come_is_asked_again(meter: Meter, fake: FakeProvid
     assert not [i for i in fake.machines.values() if i.alive]
 
 
+def test_any_wait_sees_when_a_machine_is_first_listed(meter: Meter, fake: FakeProvider) -> None:
+    """A test waits for what is surely listed; what is measured is when it was."""
+    clock = meter.tab.clock
+    assert isinstance(clock, FakeClock)
+    meter.tab.sleep = clock.advance
+    meter.launch(request_for(meter.offers(CHEAP)[0]))
+    fake.fail("instances", *[ProviderUnavailable("no")] * 2)
+    assert not Account(meter, lambda: meter).wait(lambda: False, 100.0)
+    assert meter.tab.measured["listed after"] == pytest.approx([2 * meter.pause])
+
+
 def test_other_peoples_machines_are_left_alone(meter: Meter, fake: FakeProvider) -> None:
     request = request_for(meter.offers(CHEAP)[0])
     theirs = fake.launch(replace(request, tags={**request.tags, "spotbroker-installation": "somebody"}, token="t"))
@@ -159,7 +170,7 @@ def test_no_safe_test_rents_more_than_it_says(tmp_path: Path) -> None:
     registry.forget("local")
     meter = meter_of("local", config, 1.0)
     trial = choose(meter)
-    for test in safe_tests():
+    for test in safe_tests(many=False):
         number = (test.__doc__ or "").partition(":")[0]
         if number in ("O1", "O2", "O3", "O4", "O5", "T2", "N1", "I2", "L5"):
             continue  # the slower ones of one machine, and those of none

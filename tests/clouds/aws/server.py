@@ -24,7 +24,7 @@ from clouds.aws.layer import Layer
 from clouds.aws.market import public_images
 from clouds.aws.state import CLOSED, OPEN, Ami, Ec2
 
-SIZES = {"a": 8, "b": 8, "c": 8, "d": 8}  # GiB of an image's root disk, by the letter of its kind
+SIZES = {"a": 8, "b": 8, "c": 8, "d": 30}  # GiB of an image's root disk, by the letter of its kind
 ARCHS = {"b": "arm64"}
 
 
