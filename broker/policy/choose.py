@@ -8,7 +8,7 @@ the same decision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from broker import gpus
 from broker.offer import Market, Offer, Trust
@@ -24,6 +24,8 @@ from broker.policy.shape import misfit
 
 __all__ = ["Candidate", "Decision", "Kind", "Memory", "Rejected", "Wish", "choose"]
 
+ELSEWHERE = "infra does not match"
+Machine = tuple[str, str, str, str]
 SHORTEST_LIFE = 900.0
 """Seconds a marketplace host must still be rentable to be worth booting."""
 
@@ -79,7 +81,7 @@ def _ranked(
     if reckoned is None:
         return tuple(_sorted(fitting, [_cents(c.cost) for c in fitting], wish, memory)), []
     fitting, ending = reckoned.sift(fitting)
-    costs = [_cents(reckoned.total(c.offer)) for c in fitting]
+    costs = [_cents(total) for total in reckoned.totals([c.offer for c in fitting])]
     return reckoned.shown(_sorted(fitting, costs, wish, memory)), ending
 
 
@@ -91,15 +93,28 @@ def _sorted(fitting: list[Candidate], costs: list[float], wish: Wish, memory: Me
     order = sorted(range(len(fitting)), key=costs.__getitem__)
     if wish.ordered:
         order.sort(key=lambda n: fitting[n].alternative)
-    tie, found, start = _tie(memory), [fitting[n] for n in order], 0
-    for end in range(1, len(order) + 1):
-        same = end < len(order) and costs[order[end]] == costs[order[start]]
-        if same and (not wish.ordered or found[end].alternative == found[start].alternative):
-            continue
-        if end - start > 1:
-            found[start:end] = sorted(found[start:end], key=tie)
-        start = end
+    found = [fitting[n] for n in order]
+    for start, end in _ties(found, [costs[n] for n in order], ordered=wish.ordered):
+        found[start:end] = sorted(found[start:end], key=_tie(memory))
     return found
+
+
+def _ties(found: list[Candidate], costs: list[float], *, ordered: bool) -> Iterator[tuple[int, int]]:
+    """Where candidates that are equal begin and end."""
+    equal = [
+        n
+        for n in range(1, len(costs))
+        if costs[n] == costs[n - 1] and (not ordered or found[n].alternative == found[n - 1].alternative)
+    ]
+    start = end = -1
+    for n in equal:
+        if n != end:
+            if start >= 0:
+                yield start, end
+            start = n - 1
+        end = n + 1
+    if start >= 0:
+        yield start, end
 
 
 def _tie(memory: Memory) -> Callable[[Candidate], tuple[float | bool | str, ...]]:
@@ -128,14 +143,17 @@ class _Sieve:
 
     def __init__(self, wish: Wish, memory: Memory, now: float) -> None:
         self.wish, self.memory, self.now = wish, memory, now
-        self.matchers = [matcher(query.infra) for query in wish.queries]
+        self.asked = [(query, matcher(query.infra)) for query in wish.queries]
         self.blocks = [(scope, b) for scope, b in memory.blocked.items() if b.until is None or b.until > now]
         self.too_dear = f"above max_price {money(wish.max_price or 0.0)}"
         self.exposed = {kind: _exposed(kind, wish.trust) for kind in Trust}
-        self.found: list[tuple[Offer, float, int]] = []
+        # Side by side, since a tuple for each of 100,000 offers keeps the garbage collector busy.
+        self.found: list[Offer] = []
+        self.costs: list[float] = []
+        self.alternatives: list[int] = []
         self.rejected: list[Rejected] = []
-        self.on_demand: dict[tuple[str, str, str, str], float] = {}
-        self.usable_on_demand: dict[tuple[str, str, str, str], float] = {}
+        self.on_demand: dict[Machine, float] = {}
+        self.usable_on_demand: dict[Machine, float] = {}
 
     def take(self, offer: Offer) -> None:
         cost = offer.hourly
@@ -150,38 +168,35 @@ class _Sieve:
         if kind:
             self.rejected.append(Rejected(offer, reason, kind, cost))
         else:
-            self.found.append((offer, cost, alternative))
+            self.found.append(offer)
+            self.costs.append(cost)
+            self.alternatives.append(alternative)
 
     def settle(self) -> tuple[list[Candidate], list[tuple[Candidate, Cooldown]]]:
         """What may be taken now, and what only its cooldown holds back."""
         fitting: list[Candidate] = []
         cooling: list[tuple[Candidate, Cooldown]] = []
-        for offer, cost, alternative in self.found:
+        auto, asked = self.wish.spot == "auto", [query.gpu for query in self.wish.queries]
+        regional = any(not zone for _, _, zone, _ in self.on_demand)
+        for offer, cost, alternative in zip(self.found, self.costs, self.alternatives, strict=True):
             beside = usable = None
-            if offer.market is Market.SPOT and self.on_demand:
-                beside = self._beside(self.on_demand, offer)
-                if beside is not None and self.wish.spot == "auto":
-                    usable = self._beside(self.usable_on_demand, offer)
+            if self.on_demand and offer.market is Market.SPOT:
+                machine = _machine(offer)
+                beside = _beside(self.on_demand, machine, regional)
+                if auto and beside is not None:
+                    usable = _beside(self.usable_on_demand, machine, regional)
             if usable is not None and _cents(cost) >= _cents(usable):
                 reason = f"spot is not cheaper than on-demand here ({money(cost)} against {money(usable)})"
                 self.rejected.append(Rejected(offer, reason, Kind.TIE, cost))
-            elif cooldown := self._cooldown(offer):
+                continue
+            card = asked[alternative]
+            taken = gpus.taken(card, offer.gpu, offer.gpu_memory) if card and offer.gpu else ""
+            if cooldown := self._cooldown(offer):
                 insisted = f"cools down until {clock(cooldown.until)} after {cooldown.why}"
-                cooling.append(
-                    (Candidate(offer, cost, alternative, beside, insisted, self._taken(offer, alternative)), cooldown)
-                )
+                cooling.append((Candidate(offer, cost, alternative, beside, insisted, taken), cooldown))
             else:
-                fitting.append(Candidate(offer, cost, alternative, beside, taken=self._taken(offer, alternative)))
+                fitting.append(Candidate(offer, cost, alternative, beside, "", taken))
         return fitting, cooling
-
-    def _taken(self, offer: Offer, alternative: int) -> str:
-        asked = self.wish.queries[alternative].gpu
-        return gpus.taken(asked, offer.gpu, offer.gpu_memory) if asked and offer.gpu else ""
-
-    def _beside(self, table: Mapping[tuple[str, str, str, str], float], offer: Offer) -> float | None:
-        """The same machine on demand, in the zone or, where a provider prices by region, in the region."""
-        cost = table.get(_machine(offer))
-        return cost if cost is not None else table.get((offer.provider, offer.region, "", offer.instance_type))
 
     def _cooldown(self, offer: Offer) -> Cooldown | None:
         cooldown = self.memory.cooldowns.get(offer.key) if self.memory.cooldowns else None
@@ -189,18 +204,15 @@ class _Sieve:
 
     def _fit(self, offer: Offer) -> tuple[int, Kind | None, str]:
         """The first alternative that the offer fits, or the kind and the reason why it fits none."""
-        kind: Kind | None = None
-        reasons: list[str] = []
-        for index, query in enumerate(self.wish.queries):
-            if not self.matchers[index](offer):
-                kind, reason = kind or Kind.INFRA, "infra does not match"
-            else:
-                reason = misfit(offer, query)
-                if not reason:
-                    return index, None, ""
-                kind = Kind.SHAPE
-            reasons.append(reason)
-        return 0, kind, "; ".join(dict.fromkeys(reasons))
+        kind = Kind.INFRA
+        reasons: dict[str, None] = {}
+        for index, (query, matches) in enumerate(self.asked):
+            reason = misfit(offer, query) if matches(offer) else ELSEWHERE
+            if not reason:
+                return index, None, ""
+            kind = kind if reason is ELSEWHERE else Kind.SHAPE
+            reasons[reason] = None
+        return 0, kind, "; ".join(reasons)
 
     def _refusal(self, offer: Offer, cost: float) -> tuple[Kind | None, str]:
         if not math.isfinite(cost) or offer.disk_price < 0 or offer.address_price < 0:
@@ -231,7 +243,13 @@ def _exposed(kind: Trust, secrets: Mapping[str, Trust]) -> str:
     return f"a {kind}{COULD_READ}{', '.join(names)}" if names else ""
 
 
-def _machine(offer: Offer) -> tuple[str, str, str, str]:
+def _beside(table: Mapping[Machine, float], machine: Machine, regional: bool) -> float | None:
+    """What the same machine costs on demand, in the zone or, where a provider prices by region, in the region."""
+    cost = table.get(machine)
+    return table.get((machine[0], machine[1], "", machine[3])) if cost is None and regional else cost
+
+
+def _machine(offer: Offer) -> Machine:
     return offer.provider, offer.region, offer.zone, offer.instance_type
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.policy.cost import Cost, Prospect
@@ -57,8 +57,7 @@ class Wish:
             raise ValueError("a wish needs at least one query")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An offer that may be taken. cost: USD per hour, disk included. alternative: index of the query that it fits.
 
     on_demand: what the same machine costs on demand, where that is known. insisted: cools down, but nothing else fits.
@@ -95,8 +94,7 @@ class Candidate:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(NamedTuple):
     """An offer passed over, with the first reason found. cost: USD per hour, disk included."""
 
     offer: Offer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from broker.offer import Market, Offer
 from broker.policy.cost import Cost, Prospect
@@ -30,33 +30,42 @@ class Reckoning:
         self.prospect, self.now, self.past = prospect, now, past
         self.after: float | None = None
         self._hazards = Hazards(experience, now, prospect.hours or 0.0, past)
-        self._lines: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._spot: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._on_demand: dict[tuple[object, ...], tuple[float, float, float]] = {}
         self._priors: dict[tuple[str, float], tuple[float, bool]] = {}
 
-    def total(self, offer: Offer) -> float:
-        """What `cost` comes to. Where nothing but time and the home's egress is billed it is a line over the price, and
-        one reckoning serves all offers of a kind: a market has many offers and few kinds."""
-        past = self.past
-        if (
-            offer.ends_at is not None
-            or offer.extra
-            or (past is not None and past.seasons and offer.key in past.seasons)
-        ):
-            return self.cost(offer).total
-        kind = (
-            offer.provider, offer.region, offer.gpu, offer.market is Market.SPOT, offer.interruption, offer.simulated,
-            RANDOM if past is None else past.phase(offer, self.now),
-        )  # fmt: skip
-        line = self._lines.get(kind)
-        if line is None:
-            cost = self.cost(offer)
-            hourly = cost.season * offer.price + offer.disk_price + offer.address_price
-            line = self._lines[kind] = (cost.total - cost.hours * hourly, cost.hours, cost.season)
-        return line[0] + line[1] * (line[2] * offer.price + offer.disk_price + offer.address_price)
+    def totals(self, offers: Sequence[Offer]) -> list[float]:
+        """What `cost` comes to with each. Where nothing but time and the home's egress is billed it is a line over the
+        price, and one reckoning serves all offers of a kind: a market has many offers and few kinds."""
+        past, spot, phase = self.past, Market.SPOT, RANDOM
+        known = past.seasons if past is not None else {}
+        found: list[float] = []
+        for offer in offers:
+            if offer.ends_at is not None or offer.extra or (known and offer.key in known):
+                found.append(self.cost(offer).total)
+                continue
+            if past is not None:
+                phase = past.phase(offer, self.now)
+            kind = (offer.provider, offer.region, offer.gpu, offer.interruption, offer.simulated, phase)
+            lines = self._spot if offer.market is spot else self._on_demand
+            line = lines.get(kind)
+            if line is None:
+                line = lines[kind] = self._line(offer)
+            least, machine, hours = line
+            found.append(least + machine * offer.price + hours * (offer.disk_price + offer.address_price))
+        return found
 
-    def by_cost(self, offers: Iterable[Offer]) -> list[Offer]:
+    def _line(self, offer: Offer) -> tuple[float, float, float]:
+        """USD whatever the price, and the hours that the machine's price counts for, and those that all else does."""
+        cost = self.cost(offer)
+        beside = cost.hours * (offer.disk_price + offer.address_price)
+        machine = cost.hours * cost.season
+        return cost.total - machine * offer.price - beside, machine, cost.hours
+
+    def by_cost(self, offers: Sequence[Offer]) -> list[Offer]:
         """The offers by what finishing costs with them, the cheapest first."""
-        return sorted(offers, key=self.total)
+        total = iter(self.totals(offers))
+        return sorted(offers, key=lambda _offer: next(total))
 
     def cost(self, offer: Offer) -> Cost:
         length = self.prospect.length(offer)
