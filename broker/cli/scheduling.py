@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from broker.timetable import Entry, Run, Timetable
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A schedule's name, as `schedule list` shows it.")]
-BARE = {"PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"}
-"""What cron gives a command besides HOME and LOGNAME (crontab(5))."""
-TRY_LIMIT = 120.0
 LOOK = 5.0
 SAME_RUN = 90.0
 """Seconds after a run's time in which who finds it launched by another follows it, too."""
@@ -80,7 +76,7 @@ def add_verb(
         else:
             timetable.add(known)
         raise
-    _told_of_adding(screen, entry, config)
+    _told_of_adding(screen, timetable, entry)
 
 
 def _wake(entry: Entry, config: Config, mark: str) -> None:
@@ -98,9 +94,10 @@ def _wake(entry: Entry, config: Config, mark: str) -> None:
         crontab.remove_units(entry.name)
 
 
-def _told_of_adding(screen: Screen, entry: Entry, config: Config) -> None:
+def _told_of_adding(screen: Screen, timetable: Timetable, entry: Entry) -> None:
     """What comes next, what stands in the way, and what a sleeping computer means."""
     from broker import crontab
+    from broker.cli.trial import try_bare
 
     if screen.json:
         screen.data(_json(entry, None))
@@ -110,38 +107,15 @@ def _told_of_adding(screen: Screen, entry: Entry, config: Config) -> None:
         for text in _next(entry.schedule, 3):
             screen.line(text)
     where = {"cron": "cron", "systemd": "a systemd timer", "broker": "`broker up`"}[entry.by]
-    screen.say(f"{entry.name} is run by {where}; its words go to {log_file(config)}")
+    screen.say(f"{entry.name} is run by {where}; its words go to {log_file(timetable.config)}")
     if entry.by == "cron" and not crontab.daemon_runs():
         screen.warn("no cron daemon runs here: start it (Debian: service cron start), or keep `broker up` running")
     if entry.by == "systemd":
         screen.say("a user timer runs while you are logged in; for nights: loginctl enable-linger")
     if entry.by != "broker":
-        _try_bare(screen, entry, config)
+        try_bare(screen, timetable, entry)
     missed = "joined into one run then" if entry.schedule.missed == "join" else "skipped"
     screen.say(f"nothing runs while this computer sleeps: runs that pass are {missed}, and moves wait until it wakes")
-
-
-def _try_bare(screen: Screen, entry: Entry, config: Config) -> None:
-    """Try in cron's bare environment what the line will do, without renting, and say what it lacks."""
-    from broker import crontab
-
-    kept = {name: os.environ[name] for name in ("HOME", "LOGNAME") if name in os.environ}
-    with screen.waiting("a trial in cron's environment"):
-        try:
-            done = subprocess.run(
-                [*crontab.command(entry.name, config), "--dry-run"],
-                env={**BARE, **kept}, cwd=Path.home(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=TRY_LIMIT, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            screen.warn(f"tried as cron will run it: no answer within {TRY_LIMIT:.0f} s")
-            return
-    if done.returncode in (0, 75):
-        screen.say(f"tried as cron will run it: {done.stdout.strip() or 'nothing within price now'}")
-        return
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    screen.warn(f"tried as cron will run it, it fails: {' '.join(line.strip() for line in lines[-2:])}")
-    screen.say("cron has nothing of your shell: put keys into files where `broker check` finds them without it")
 
 
 def list_verb(screen: Screen) -> None:
@@ -234,6 +208,7 @@ def fire_verb(
     Its exit code is the job's: 75 nothing within price, 100 failed, 104 a limit was reached with a safe snapshot.
     """
     from broker import engine
+    from broker.cli.trial import planned
     from broker.config import load
     from broker.errors import BrokerError
     from broker.job import jobs
@@ -243,7 +218,7 @@ def fire_verb(
     timetable = open_timetable(config)
     entry = timetable.entry(name)
     if dry_run:
-        return _planned(screen, timetable, entry)
+        return planned(screen, timetable, entry)
     log, code = _Log(config, name), 0
     try:
         run = timetable.see_to(entry)
@@ -274,20 +249,6 @@ def _of_another(timetable: Timetable, entry: Entry) -> Run | None:
     if last is None or last.status != "launched" or time.time() - last.slot > SAME_RUN:
         return None
     return None if timetable.job(last).row.decided else last
-
-
-def _planned(screen: Screen, timetable: Timetable, entry: Entry) -> int:
-    from broker.cli.offers import nothing
-    from broker.cli.tables import market, price
-    from broker.job import plan
-
-    now = time.time()
-    planned = plan(timetable.task(entry, now, now), config=timetable.config)
-    offer = planned.decision.offer
-    if offer is None:
-        raise nothing(planned.task.queries, planned.failures, planned.decision)
-    screen.line(f"it would rent {offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h now")
-    return 0
 
 
 def keep_schedules(config: Config, ended: threading.Event, *, say: Callable[[str], None]) -> None:

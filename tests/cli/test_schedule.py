@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from cli import shop
 from cli.command import Cli, wait_for
 
 from broker.config import load
@@ -88,6 +89,28 @@ def test_add_list_rm_are_one_marked_line(cli: Cli, crontab: None) -> None:
 
 
 @HAS_CRON
+def test_a_key_that_only_the_shell_has_is_told_before_the_night(market: Cli, crontab: None) -> None:
+    scheduled(market)
+    task = market.folder / "counter/task.yaml"
+    task.write_text(task.read_text().replace("{infra: local}", "{infra: shop, accelerators: L4}"))
+
+    def added(**env: str) -> str:
+        process = market.start("schedule", "add", "counter", env=env)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return err
+
+    told = added(SHOP_API_KEY=shop.KEY)
+    assert "shop can be used from here and not from cron, which has nothing of your shell: no key yet" in told
+    assert "broker check shop keeps its key where cron finds it (here SHOP_API_KEY opens it)" in told
+    shop.given(market, shop.KEY, "shop")
+    told = added(SHOP_API_KEY=shop.KEY)
+    assert "can be used from here" not in told
+    assert "its runs will fail: file://" in told
+    assert "which no machine of shop can reach" in told
+
+
+@HAS_CRON
 def test_add_says_what_cron_would_lack(cli: Cli, crontab: None) -> None:
     """A secret in the shell's environment is kept sealed; a configuration that only the shell names is not there."""
     folder = scheduled(cli)
@@ -98,6 +121,7 @@ def test_add_says_what_cron_would_lack(cli: Cli, crontab: None) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "tried as cron will run it: it would rent local/" in err
+    assert "kept sealed for its runs, as they are now: HF_TOKEN; add the schedule again when they change" in err
     assert not any("hf-example-0002" in line for line in lines())
     (folder / "task.yaml").write_text("run: x\nspot: never\n" + EACH_MINUTE + "workdir: gone\n", encoding="utf-8")
     failed = cli("schedule", "fire", "counter", "--dry-run", code=78)
