@@ -117,8 +117,9 @@ class Together(FakeCloudProvider):
         return self.launch(replace(request, token=uuid.uuid4().hex))
 
 
-@pytest.mark.parametrize("how", [SystemExit(9), None])
-def test_a_launch_of_many_offers_is_not_sent_again(tmp_path: Path, how: Exception | None) -> None:
+@pytest.mark.parametrize(("how", "found"), [(SystemExit(9), True), (SystemExit(9), False), (None, True)])
+def test_a_launch_of_many_offers_is_not_sent_again(tmp_path: Path, how: Exception | None, found: bool) -> None:
+    """What is listed in time is taken; what comes later than lists do is ended when it comes."""
     stage = Stage(tmp_path, [offer("a1"), offer("a2", price=SPOT + 0.01), offer("b1", Market.ON_DEMAND)], restart=60.0)
     provider = wrap(Together(stage.cloud), {}, sleep=stage.clock.sleep)
     stage.world._providers["fake"] = provider
@@ -130,10 +131,15 @@ def test_a_launch_of_many_offers_is_not_sent_again(tmp_path: Path, how: Exceptio
     with contextlib.suppress(SystemExit):
         stage.run(job, until=lambda: bool(stage.cloud.rented))
     assert stage.store.placement(job.id, 1).request["any_of"], "it is no launch of many otherwise"
+    (first,) = stage.cloud.rented.values()
+    if not found:
+        first.hidden_until = START + 1e6
     stage.run(job, until=lambda: stage.state(job).live is not None)
     live = stage.state(job).live
     assert live is not None
-    assert (live.generation, len(stage.cloud.rented)) == (1, 1)
+    assert (live.generation, len(stage.cloud.rented)) == ((1, 1) if found else (2, 2))
+    first.hidden_until = stage.clock()
+    assert sweep(stage.world) == ([] if found else [f"fake/{first.id}"])
     stage.close()
 
 

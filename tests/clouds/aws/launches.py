@@ -245,6 +245,8 @@ def create_fleet(world: Ec2, moto: App, request: Request) -> Answer:
             return known[1]
         answer = _fleet(world, moto, request)
         world.fleets[request.region, token] = (form, answer)
+        while world.fleet_made:
+            world.fleet_made.pop()()
         if world.lose_answers:
             world.lose_answers -= 1
             return ec2_error("InternalError", "An internal error has occurred", 500)

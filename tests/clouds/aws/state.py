@@ -119,6 +119,7 @@ class Ec2:
 
     profile_keys: gives a machine with a profile its keys, as its metadata service tells them, for its role's policy.
     profile_lag: seconds until EC2 hears of a fresh profile.
+    fleet_made: what happens, once, between a fleet's machine and its answer.
     clock: seconds by which EC2's is ahead of this computer's. loose_history: the price history heeds neither times
     nor products.
     """
@@ -142,6 +143,7 @@ class Ec2:
     repeat_token: bool = False
     loose_history: bool = False
     lose_answers: int = 0
+    fleet_made: list[Callable[[], object]] = field(default_factory=list)
     break_connections: int = 0
     hidden: float = 0.0
     clock: float = 0.0
