@@ -318,13 +318,17 @@ def image_line(plan: Plan) -> str:
 
 def pairs(env: Sequence[str] | None) -> dict[str, str]:
     """KEY=VALUE as given by --env; KEY alone takes its value from here."""
+    from broker.task import NAME
+
     values: dict[str, str] = {}
     for entry in env or ():
         key, found, value = entry.partition("=")
         if not found and key in os.environ:
             value, found = os.environ[key], "="
-        if not key or not found:
-            raise Usage(f"--env {entry!r} has no value, here or in the environment", fix="--env KEY=VALUE")
+        if not NAME.fullmatch(key):  # not shown: it may be a value that lost its name
+            raise Usage("--env must be KEY=VALUE, KEY of letters, digits and _", fix="--env KEY=VALUE")
+        if not found:
+            raise Usage(f"--env {key} has no value, here or in the environment", fix=f"--env {key}=VALUE")
         values[key] = value
     return values
 
