@@ -32,7 +32,7 @@ def test_a_cache_that_setup_fails_with_is_taken_out(job):
     assert "cache saved: 6 B in 1 files" in told[0][0]
     assert "left out: ~/.cache/hub/credentials" in told[0][0]
     assert "cache restored: 6 B in " in told[1][0]
-    assert told[1][0].endswith("fetching again took 1 s")
+    assert "; fetching again took " in told[1][0]
     assert beats[1]["cache"].startswith("cache restored")
     assert beats[1]["timings"]["cache"] < 1.0
     assert "setup failed with the cache restored: once more without it" in told[2][1]
