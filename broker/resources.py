@@ -32,6 +32,10 @@ class Resources:
     on_demand: bool = False
     alone: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.infra, str | list):
+            object.__setattr__(self, "infra", (self.infra,) if isinstance(self.infra, str) else tuple(self.infra))
+
     def query(self, markets: Sequence[Market] = (Market.SPOT, Market.ON_DEMAND)) -> OfferQuery:
         """The same wish, as providers are asked it."""
         return OfferQuery(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from broker import gpus, labels, quantity
+from broker import gpus, labels, quantity, typed
 from broker.document import Problem, refuse
 from broker.errors import TaskError
 from broker.folders import cache_problems
@@ -77,8 +78,8 @@ class Checkpoint:
 
     def problems(self) -> Iterator[Problem]:
         path = PurePosixPath(self.path)
-        if not self.path.strip() or "\0" in self.path or not path.parts or ".." in path.parts:
-            yield Problem("checkpoint.path", f"must be a folder inside the workdir, or ~/…, not {self.path!r}")
+        if not self.path.strip() or "\0" in self.path or path.parts in ((), ("/",)) or ".." in path.parts:
+            yield Problem("checkpoint.path", f"must be a folder inside the workdir, ~/… or /…, not {self.path!r}")
         elif self.path.startswith("~") and not (self.path.startswith("~/") and len(path.parts) > 1):
             yield Problem("checkpoint.path", f"must name a folder below ~/, not {self.path!r}")
         if self.every is not None and not 0 < self.every < math.inf:
@@ -208,29 +209,40 @@ class Task:
 
     def __post_init__(self) -> None:
         """Brings what may be written in several ways into one form, then checks."""
-        problems: list[Problem] = []
-
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        put("resources", (self.resources,) if isinstance(self.resources, Resources) else tuple(self.resources))
-        for name in ("workdir", "source"):
-            if (value := getattr(self, name)) is not None:
-                put(name, Path(value).expanduser().absolute())
-        for name in ("envs", "secrets", "trust", "labels"):
-            put(name, dict(getattr(self, name)))
-        for name in ("cache", "outputs", "recover_on_exit_codes", "file_mounts"):
-            put(name, tuple(getattr(self, name)))
-        put("name", self.name or (self.workdir.name if self.workdir else "") or "task")
-        problems.extend(self._named_cards())
-        problems.extend(self._named_trust())
-        problems.extend(self._problems())
+        problems = [*self._one_form()]
+        if not problems:
+            problems.extend(self._named_cards())
+            problems.extend(self._named_trust())
+            problems.extend(self._problems())
         if problems:
             try:
                 refuse(problems, kind=InvalidTaskError)
             except InvalidTaskError as error:
                 error.problems = tuple(problems)
                 raise
+
+    def _one_form(self) -> Iterator[Problem]:
+        """One value becomes a list of one, None nothing, any path a Path; a problem for each value of another type."""
+
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        for name in ("resources", "cache", "outputs", "recover_on_exit_codes", "file_mounts"):
+            value = getattr(self, name)
+            alone = isinstance(value, str | int | Mount | Resources)
+            put(name, (value,) if alone else tuple(value) if isinstance(value, list | tuple | set) else value or ())
+        for name in ("workdir", "source"):
+            if isinstance(value := getattr(self, name), str | os.PathLike):
+                put(name, Path(value).expanduser().absolute())
+        for name in ("envs", "secrets", "trust", "labels", "speed"):
+            try:
+                put(name, dict(getattr(self, name) or {}))
+            except (TypeError, ValueError):
+                yield Problem(name, "must be a map of names and values")
+        for name in ("setup", "deadline", "home"):
+            put(name, "" if getattr(self, name) is None else getattr(self, name))
+        put("name", self.name or (self.workdir.name if isinstance(self.workdir, Path) else "") or "task")
+        yield from typed.problems(self, skip=("envs", "secrets", "trust", "labels"))
 
     def _named_cards(self) -> Iterator[Problem]:
         """Gives every card its canonical name; a problem for each that nobody knows."""

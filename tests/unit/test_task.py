@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -440,6 +441,38 @@ def test_a_secret_may_name_the_trust_that_it_needs(tmp_path: Path) -> None:
     over = load(tmp_path / "job.yaml", secrets={"HF_TOKEN": "given"})
     assert (over.secrets["HF_TOKEN"], over.trust["HF_TOKEN"]) == ("given", Trust.COMMUNITY)
     assert Task.from_json({k: v for k, v in task.to_json().items() if k != "trust"}).trust == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": "20"}, "budget: must be a number or None, not str"),
+        ({"max_hours": None}, "max_hours: must be a number, not None"),
+        ({"max_moves": True}, "max_moves: must be a whole number, not bool"),
+        ({"deadline": 3600}, "deadline: must be text, not int"),
+        ({"checkpoint": "ckpt"}, "checkpoint: must be a Checkpoint or None, not str"),
+        ({"resources": "A100:1"}, "resources: must be a list, each a Resources, not a tuple of str"),
+        ({"resources": Resources(disk="20")}, "resources.disk: must be a number, not str"),
+        ({"work": Work(hours="6")}, "work.hours: must be a number or None, not str"),
+        ({"speed": {"A100": "2"}}, "speed: must be a map from text to a number, not a map to str"),
+        ({"secrets": ["hf_0001"]}, "secrets: must be a map of names and values"),
+        ({"run": ["hf_0001"]}, "run: must be text, not a list of str"),
+        ({"checkpoint": Checkpoint("/")}, "checkpoint.path: must be a folder"),
+    ],
+)
+def test_values_of_another_type_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError) as told:
+        Task(**{"run": "x", "spot": "never", **given})
+    assert message in str(told.value)
+    assert "hf_0001" not in str(told.value)
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    given: dict[str, Any] = {"outputs": "out", "resources": Resources(infra="local"), "envs": None, "setup": None}
+    task = Task(run="x", spot="never", **given)
+    assert task.outputs == ("out",)
+    assert task.resources[0].infra == ("local",)
+    assert (task.envs, task.setup) == ({}, "")
 
 
 def test_a_job_keeps_no_secret_in_the_open() -> None:
