@@ -12,7 +12,6 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from pathlib import Path
 
-from broker import identity
 from broker.access import only_identities, own, strangers
 from broker.config import APP, Config
 from broker.errors import BrokerError, HomeError
@@ -113,8 +112,6 @@ def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
         yield proof_of(Home(own(config, url)))
         if url.startswith("s3:"):
             yield _keys(config, url)
-            if (found := identity.finding(config, url)) is not None:
-                yield found
     except (BrokerError, OSError) as error:
         yield Finding("home", False, str(error), getattr(error, "fix", "") or "broker home setup makes another one")
     if url.startswith("s3:"):

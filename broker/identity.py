@@ -82,8 +82,10 @@ def make(config: Config, home_url: str, name: str) -> Sequence[Finding]:
 
 
 def finding(config: Config, home_url: str) -> Finding | None:
-    """How the identity of the configuration is, for `broker check`; None where none is named."""
+    """How the identity of the configuration is, for `broker check`; None where none is named, or to no use."""
     name = config.home_config.get("instance_profile", "")
+    if not home_url.startswith("s3:"):
+        return None
     if not name:
         alone = access.only_identities(config.home_config)
         return Finding("instance profile", False, UNNAMED, UNNAMED_FIX) if alone else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from broker import registry
+from broker import identity, registry
 from broker.config import Config
 from broker.contract import Contract
 from broker.errors import AuthFailed, BrokerError, ConfigError
@@ -72,6 +72,8 @@ def inspect(name: str, config: Config) -> Inspection:
     findings += _own(contract) if isinstance(contract.adapter, Checks) else _public(contract)
     if "balance" not in {finding.what for finding in findings}:
         findings += _balance(contract)
+    if name == identity.GIVER and (profile := identity.finding(config, config.home)) is not None:
+        findings.append(profile)
     return Inspection(name, tuple(findings), how_to_key=how, simulated=contract.traits.simulated)
 
 

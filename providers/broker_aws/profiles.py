@@ -42,11 +42,15 @@ def identify(account: Account, name: str, policy: Mapping[str, Any], *, make: bo
         )
     client = account.client("iam", account.home_region)
     try:
-        profile = _found("iam:GetInstanceProfile", lambda: client.get_instance_profile(InstanceProfileName=name))
+        return _identify(client, name, policy, make=make)
     except AuthFailed as error:
         if make or error.code not in DENIED:
             raise
-        return Finding(WHAT, True, f"{name}, not looked at: that takes iam:GetInstanceProfile")
+        return Finding(WHAT, True, f"{name}, not looked at: {error.message}")
+
+
+def _identify(client: Any, name: str, policy: Mapping[str, Any], *, make: bool) -> Finding:
+    profile = _found("iam:GetInstanceProfile", lambda: client.get_instance_profile(InstanceProfileName=name))
     roles = profile["InstanceProfile"]["Roles"] if profile else []
     if roles:
         return _role_of(client, name, str(roles[0]["RoleName"]), policy, make=make)

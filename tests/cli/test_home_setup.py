@@ -18,10 +18,10 @@ from clouds.aws.server import Aws
 from clouds.objects import Grant, Habits, Objects
 from clouds.seaweedfs import SeaweedFS
 
+from broker import identity
 from broker.access import mint, own
 from broker.config import load
 from broker.home import Home
-from broker.house import home_findings
 from broker.store import JobRow, open_store
 from broker.task import Task
 
@@ -128,10 +128,10 @@ def test_an_instance_profile_is_made_for_the_home_and_stays_with_it(cli: Cli, aw
     assert config.home_config["mint"] == "federation", "others than EC2's machines get keys of their own"
     assert config.home_config["instance_profile"] == "spotbroker-team", "it stays, though it was not named again"
     assert aws.world.counted()["iam:CreateRole"] == 1
-    found = {finding.what: finding for finding in home_findings(config, rents=True)}
-    assert "for its job only (federation)" in found["home's keys"].found
-    assert found["instance profile"].ok
-    assert "its role reaches the home" in found["instance profile"].found
+    found = identity.finding(config, config.home)
+    assert found is not None
+    assert found.ok
+    assert "its role reaches the home" in found.found
 
 
 def test_what_iam_refuses_is_named_and_nothing_is_written(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> None:

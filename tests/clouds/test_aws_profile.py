@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from broker.access import home_policy
 from broker.cli.offers import plan_lines
 from broker.config import Config
 from broker.errors import AuthFailed, ConfigError, InvalidRequest, ProviderUnavailable
+from broker.inspection import inspect
 from broker.job import plan
 from broker.offer import Market, Offer, OfferQuery
+from broker.provider import Finding
 from broker.resources import Resources
 from broker.task import Checkpoint, Task
 from broker.testing.conformance import request_for
@@ -98,10 +101,34 @@ def test_a_denied_call_is_named_and_the_next_run_finishes(aws: Aws, provider: Aw
 
 
 def test_whoever_may_not_look_is_told_so_by_check(aws: Aws, provider: AwsProvider) -> None:
-    aws.world.fail("GetInstanceProfile", "AccessDenied", 403)
-    (found,) = provider.identify("home", POLICY, make=False)
-    assert found.ok
-    assert "that takes iam:GetInstanceProfile" in found.found
+    provider.identify("home", POLICY, make=True)
+    for action in ("GetInstanceProfile", "GetRolePolicy"):
+        aws.world.fail(action, "AccessDenied", 403)
+        (found,) = provider.identify("home", POLICY, make=False)
+        assert found.ok
+        assert f"not looked at: AWS refuses iam:{action}" in found.found
+
+
+def test_check_looks_at_the_profile_that_the_configuration_names(aws: Aws, tmp_path: Path) -> None:
+    settings = {"mint": "instance-profile", "instance_profile": "home"}
+
+    def told(**more: str) -> Finding | None:
+        config = configured(tmp_path, aws, {**settings, **more})
+        return next((found for found in inspect("aws", config).findings if found.what == "instance profile"), None)
+
+    missing = told()
+    assert missing is not None
+    assert (missing.ok, missing.found) == (False, "there is no home, so machines cannot be launched with it")
+    unnamed = told(instance_profile="")
+    assert unnamed is not None
+    assert "needs instance_profile" in unnamed.found
+    assert told(mint="federation", instance_profile="") is None
+
+
+def configured(folder: Path, aws: Aws, settings: Mapping[str, str]) -> Config:
+    """With a home on S3."""
+    file, providers = folder / "config.toml", {"aws": aws.settings()}
+    return Config(folder / "state", file, home=URL, home_config=settings, providers=providers)
 
 
 def test_what_is_somebody_elses_is_left_alone(aws: Aws, provider: AwsProvider) -> None:
@@ -140,13 +167,8 @@ def test_its_policy_is_mended(aws: Aws, provider: AwsProvider) -> None:
 @pytest.mark.parametrize("mint", ["federation", "instance-profile"])
 def test_the_plan_says_what_the_profile_opens(aws: Aws, tmp_path: Path, mint: str) -> None:
     """And names no end of access, which a key would have long before the task's."""
-    config = Config(
-        state=tmp_path / "state",
-        file=tmp_path / "config.toml",
-        home=URL,
-        home_config={"mint": mint, "instance_profile": "ours", "access_key_id": "AKIA", "secret_access_key": "s"},
-        providers={"aws": aws.settings()},
-    )
+    settings = {"mint": mint, "instance_profile": "ours", "access_key_id": "AKIA", "secret_access_key": "s"}
+    config = configured(tmp_path, aws, settings)
     where = (Resources(cpus=2, infra=("aws/us-east-1",), instance_type="c5.xlarge"),)
     task = Task(name="long", run="true", resources=where, checkpoint=Checkpoint("ckpt"), max_hours=72.0)
     lines = dict(plan_lines(plan(task, config=config)))
