@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker.cache import Cache, told_size
+from broker.cache import Times, told_size
 
 PATIENT = 1.0
 """Seconds of a restore before its speed is judged, or a quarter of what it may take if that is less."""
@@ -16,20 +16,20 @@ CENT = 0.01
 """USD that are paid for what was never measured."""
 
 
-def to_restore(octets: int, cache: Cache, hourly: float, egress: float) -> tuple[float | None, str]:
+def to_restore(octets: int, times: Times, hourly: float, egress: float) -> tuple[float | None, str]:
     """How many seconds a restore may take, None for as many as it takes; and why none at all, empty if it may begin.
 
     octets: to be read. hourly: USD per hour of the machine. egress: USD per GiB that the home charges for reading.
     """
     price = octets / 2**30 * egress
     costs = f"reading {told_size(octets)} from this home costs {price:.2g} USD"
-    if cache.cold is None:
+    if times.cold is None:
         return None, f"{costs}, and how long fetching it again takes was never measured" if price > CENT else ""
-    saved = max(0.0, cache.cold - (cache.warm or 0.0))
+    saved = max(0.0, times.cold - (times.warm or 0.0))
     if (worth := saved * hourly / 3600) <= price and price > 0:
         return 0.0, f"{costs} and spares {saved:.0f} s, which are {worth:.2g} USD on this machine"
     limit = saved - price / hourly * 3600 if price else saved
-    return limit, "" if limit > 0 else f"setup takes {cache.cold:.0f} s without it and {cache.warm:.0f} s with it"
+    return limit, "" if limit > 0 else f"starting takes {times.cold:.0f} s without it and {times.warm:.0f} s with it"
 
 
 def to_send(octets: int, cold: float | None, hourly: float, leaving: float) -> str:

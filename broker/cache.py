@@ -56,16 +56,30 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds that starting took without the cache and with it, None where that was not measured.
+
+    by_setup: setup fetches what is in it, so that is what was timed; else the program does, and it was timed up to its
+    first step, with setup before it.
+    """
+
+    cold: float | None = None
+    warm: float | None = None
+    by_setup: bool = True
+
+
+UNTIMED = Times()
+
+
+@dataclass(frozen=True, slots=True)
 class Cache:
     """All cache folders of a task, by their names in it.
 
-    cold: seconds that `setup` took without them, or the program to its first step where there is no setup; warm: with
-    them. None where that was not measured. at: seconds since the epoch.
+    times: what starting took with and without them. at: seconds since the epoch.
     """
 
     folders: Mapping[str, Folder]
-    cold: float | None = None
-    warm: float | None = None
+    times: Times = UNTIMED
     at: float = 0.0
 
     @property
@@ -99,7 +113,8 @@ class Cache:
             }
             for name, folder in self.folders.items()
         }
-        return sealed({"v": VERSION, "at": self.at, "cold": self.cold, "warm": self.warm, "folders": folders})
+        times = [self.times.cold, self.times.warm, self.times.by_setup]
+        return sealed({"v": VERSION, "at": self.at, "times": times, "folders": folders})
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Cache:
@@ -121,8 +136,9 @@ class Cache:
                 )
                 for name, folder in body["folders"].items()
             }
-            cold, warm = (None if body[name] is None else float(body[name]) for name in ("cold", "warm"))
-            return cls(folders, cold, warm, float(body["at"]))
+            *seconds, by_setup = body["times"]
+            cold, warm = (None if took is None else float(took) for took in seconds)
+            return cls(folders, Times(cold, warm, bool(by_setup)), float(body["at"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SnapshotCorrupt(f"the cache's manifest cannot be read: {error}") from error
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from broker.blobs import MIB, Changed, Gate, Pace, Uploads, fetch, free_space, hash_file, read_file, room, settle
-from broker.cache import Cache, CacheKeys, Folder, Pack, newest, told_size
+from broker.cache import UNTIMED, Cache, CacheKeys, Folder, Pack, Times, newest, told_size
 from broker.complete import Stat, link_stays_inside, read_tree
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys
@@ -206,12 +206,12 @@ class CacheFolders:
             if (known := self._hashes.get((name, path))) is None or known[0] != found or known[1] not in stored
         )
 
-    def save(self, looks: Mapping[str, Look], gate: Gate, *, cold: float | None, warm: float | None) -> Cache | None:
+    def save(self, looks: Mapping[str, Look], gate: Gate, times: Times = UNTIMED) -> Cache | None:
         """Store what has changed, then the manifest; None where only the times are news. looks: what `look` has found.
 
         Raises Moving where it may not be taken as it is, HomeError, and what the gate raises; the last one stays then.
         """
-        files, size = sum(len(seen.files) for seen in looks.values()), _size(looks)
+        files, size = sum(len(seen.files) for seen in looks.values()), size_of(looks)
         if size > LARGEST or files > MOST:
             raise HomeError(
                 f"{told_size(size)} in {files:,} files are more than is kept: {told_size(LARGEST)}, {MOST:,} files"
@@ -219,9 +219,9 @@ class CacheFolders:
         before = self.last.folders if self.last is not None else {}
         self.left = {}
         folders = {name: self._store(name, seen, before.get(name), gate) for name, seen in looks.items()}
-        cache = Cache({**before, **folders}, cold, warm, time.time())
+        cache = Cache({**before, **folders}, times, time.time())
         same = self.last is not None and cache.same_content(self.last)
-        if same and self.last is not None and (cold, warm) == (self.last.cold, self.last.warm):
+        if same and self.last is not None and times == self.last.times:
             return None
         self.home.put(self.keys.cache(self.generation), cache.to_bytes())
         # A pack of which little is needed by now is no longer counted on, so what is left of it goes into a new one.
@@ -334,7 +334,8 @@ def _wasteful(folder: Folder) -> list[str]:
     return [sha for sha, octets in live.items() if 2 * octets < folder.packs[sha].size]
 
 
-def _size(looks: Mapping[str, Look]) -> int:
+def size_of(looks: Mapping[str, Look]) -> int:
+    """Bytes of all files."""
     return sum(found.size for seen in looks.values() for found in seen.files.values())
 
 

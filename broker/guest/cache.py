@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from broker.allowance import Stopwatch, TooSlow, to_restore, to_send
 from broker.blobs import Pace
-from broker.cache import Folder, told_size
-from broker.cachefolders import CacheFolders, Look, Moving
+from broker.cache import Folder, Times, told_size
+from broker.cachefolders import CacheFolders, Look, Moving, size_of
 from broker.errors import HomeAccessExpired, SnapshotCorrupt
 from broker.guest.context import Context
 from broker.guest.places import Places
@@ -65,11 +66,12 @@ class Keeper(threading.Thread):
         self.folders = CacheFolders(c.home, c.keys.job, c.generation, folders, self._hides, PACE)
         self.busy: Callable[[], bool] = lambda: False
         self._left_out = [name for name in spec.cache if name not in folders]
-        self._by_setup = bool(spec.setup.strip())
-        self._cold: float | None = None
-        self._warm: float | None = None
+        self._times = Times()
         self._began_with: str | None = None
-        self._saved: tuple[dict[str, Look], float | None, float | None] | None = None
+        self._setup: float | None = None
+        self._first: float | None = None
+        self._after_setup: int | None = None
+        self._saved: tuple[dict[str, Look], Times] | None = None
         self._limit: float | None = None
         self._brought: Mapping[str, Folder] = {}
         self._said = ""
@@ -87,7 +89,9 @@ class Keeper(threading.Thread):
         try:
             self._restore()
         except TooSlow as slow:
-            pays = f"and that pays up to {self._limit or 0.0:.0f} s: fetching again took {self._cold or 0.0:.0f} s"
+            pays = (
+                f"and that pays up to {self._limit or 0.0:.0f} s: fetching again took {self._times.cold or 0.0:.0f} s"
+            )
             self._say(f"cache not restored: {slow} here, {pays}")
         except Stopped:
             return
@@ -103,13 +107,13 @@ class Keeper(threading.Thread):
         cache = self.folders.find()
         if cache is None:
             return
-        self._cold, self._warm = cache.cold, cache.warm
+        self._times = cache.times
         missing = self.folders.missing()
         octets = sum(size for folder in missing.values() for size in folder.blobs.values())
         if not missing:
             self._began_with = None
             return
-        self._limit, why = to_restore(octets, cache, self._hourly(), c.boot.egress)
+        self._limit, why = to_restore(octets, cache.times, self._hourly(), c.boot.egress)
         if why:
             self._say(f"cache not restored: {why}")
             return
@@ -125,7 +129,7 @@ class Keeper(threading.Thread):
         taken = time.monotonic() - begun
         c.status.timing("cache", taken)
         self._began_with, self._brought = "all", missing
-        again = f"; fetching again took {cache.cold:.0f} s" if cache.cold is not None else ""
+        again = f"; fetching again took {cache.times.cold:.0f} s" if cache.times.cold is not None else ""
         source = "" if self.folders.source else ", of an earlier job"
         self._say(f"cache restored{source}: {told_size(octets)} in {taken:.1f} s{again}")
 
@@ -144,14 +148,27 @@ class Keeper(threading.Thread):
     # While setup and the program run
 
     def ready(self, seconds: float, *, setup: bool) -> None:
-        """What is fetched is there: setup took so long, or the program to its first step where there is no setup."""
-        if setup != self._by_setup:
-            return
+        """Setup took so long, or else the program to its first step."""
+        if setup:
+            self._setup = seconds
+        elif self._first is None:
+            self._first = seconds
+
+    def _timed(self, octets: int) -> Times:
+        """What starting took, as far as that is known by now. octets: that lie in the folders.
+
+        What mostly lies there when setup has ended was fetched by setup.
+        """
+        known = self._times
+        by_setup = known.by_setup
         if self._began_with == "nothing":
-            self._cold = seconds
-        elif self._began_with == "all":
-            self._warm = seconds
-        self._began_with = None
+            by_setup = self._setup is not None and 2 * (self._after_setup or 0) >= octets
+        took = self._setup if by_setup else None if self._first is None else (self._setup or 0.0) + self._first
+        if took is None or self._began_with is None:
+            return known
+        if self._began_with == "all":
+            return replace(known, warm=took)
+        return Times(took, known.warm if by_setup == known.by_setup else None, by_setup)
 
     def run(self) -> None:
         with suppress(OSError, AttributeError):
@@ -171,11 +188,15 @@ class Keeper(threading.Thread):
         c = self.context
         try:
             now = self.folders.look()
-            state = (now, self._cold, self._warm)
-            if now and state != self._saved and (settled or now == before) and not self._over and self._worth(now):
+            octets = size_of(now)
+            if self._after_setup is None:
+                self._after_setup = octets
+            times = self._timed(octets)
+            news = octets > 0 and (now, times) != self._saved and (settled or now == before)
+            if news and not self._over and self._worth(now, times):
                 begun = time.monotonic()
-                cache = self.folders.save(now, self._gate, cold=self._cold, warm=self._warm)
-                self._saved = state
+                cache = self.folders.save(now, self._gate, times)
+                self._saved = (now, times)
                 if cache is not None:
                     left = f"; left out: {', '.join(sorted(self.folders.left)[:3])}" if self.folders.left else ""
                     self._say(
@@ -191,10 +212,10 @@ class Keeper(threading.Thread):
             c.status.warn(f"the cache could not be saved: {error or type(error).__name__}")
         return None
 
-    def _worth(self, now: Mapping[str, Look]) -> bool:
+    def _worth(self, now: Mapping[str, Look], times: Times) -> bool:
         """May it be sent, by what that costs? What speaks against it is said once."""
         octets = self.folders.unsent(now)
-        if why := to_send(octets, self._cold, self._hourly(), self.context.boot.leaving):
+        if why := to_send(octets, times.cold, self._hourly(), self.context.boot.leaving):
             if not self._said:
                 self._say(f"cache not saved: {why}")
             self._said = why

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.allowance import Stopwatch, TooSlow, to_restore, to_send
-from broker.cache import Cache, CacheKeys, newest
+from broker.cache import Cache, CacheKeys, Times, newest
 from broker.cachefolders import OURS, CacheFolders, Moving
 from broker.errors import SnapshotCorrupt
 from broker.home import Home, JobKeys
@@ -44,7 +44,7 @@ class Machine:
         return file
 
     def save(self, cold: float | None = None, warm: float | None = None) -> Cache | None:
-        return self.folders.save(self.folders.look(), open_gate, cold=cold, warm=warm)
+        return self.folders.save(self.folders.look(), open_gate, Times(cold, warm))
 
     def bring(self) -> int:
         return self.folders.bring(self.folders.missing(), open_gate)
@@ -120,7 +120,7 @@ def test_only_what_is_new_is_uploaded(home: Home, tmp_path: Path) -> None:
     assert two.save(cold=3.0, warm=1.0) is None
     found = newest(home, KEYS)
     assert found is not None
-    assert (found[0], found[1].cold, found[1].warm) == (2, 3.0, 1.0)
+    assert (found[0], found[1].times) == (2, Times(3.0, 1.0))
     assert blobs(home) == before
     two.write("uv/new", b"small and new")
     two.write("huggingface/copy", (two.root / ".cache/huggingface/hub/models--me--tiny/blobs/1f").read_bytes())
@@ -151,7 +151,7 @@ def test_what_is_written_to_meanwhile_is_left_out_and_named(home: Home, tmp_path
     (one.root / ".cache/huggingface/latest").symlink_to("xet/log")
     looks = one.folders.look()
     log.write_bytes(b"ab")
-    saved = one.folders.save(looks, open_gate, cold=None, warm=None)
+    saved = one.folders.save(looks, open_gate)
     assert saved is not None
     assert list(one.folders.left) == [f"{HF}/xet/log"]
     files = saved.folders[HF].manifest.files
@@ -172,7 +172,7 @@ def test_nothing_is_saved_while_things_go_away(home: Home, tmp_path: Path) -> No
         gone.unlink(missing_ok=True)
 
     with pytest.raises(Moving, match=r"m7\.py went away"):
-        one.folders.save(looks, deleting, cold=None, warm=None)
+        one.folders.save(looks, deleting)
     found = newest(home, KEYS)
     assert found is not None
     assert found[1] == first
@@ -255,7 +255,7 @@ def test_a_save_that_is_given_up_leaves_the_last_one(home: Home, tmp_path: Path)
         raise NoticedError
 
     with pytest.raises(NoticedError):
-        one.folders.save(one.folders.look(), closed, cold=None, warm=None)
+        one.folders.save(one.folders.look(), closed)
     assert newest(home, KEYS) == (1, first)
     assert not [t for t in threading.enumerate() if t.name.startswith("upload")]
     assert one.save() is not None
@@ -268,7 +268,7 @@ def test_a_save_that_is_given_up_leaves_the_last_one(home: Home, tmp_path: Path)
         (180.0, 30.0, 0.4, 0.0, 150.0, ""),
         (180.0, 30.0, 32.0, 0.09, 117.5625, ""),  # 3.2 GiB are 0.288 USD, and so 32.4 s of that machine
         (180.0, None, 0.4, 0.09, 0.0, "costs 0.29 USD and spares 180 s, which are 0.02 USD"),
-        (20.0, 21.0, 0.4, 0.0, 0.0, "setup takes 20 s without it and 21 s with it"),
+        (20.0, 21.0, 0.4, 0.0, 0.0, "starting takes 20 s without it and 21 s with it"),
         (None, None, 0.4, 0.0, None, ""),
         (None, None, 0.4, 0.09, None, "was never measured"),
     ],
@@ -276,7 +276,7 @@ def test_a_save_that_is_given_up_leaves_the_last_one(home: Home, tmp_path: Path)
 def test_a_cache_comes_back_where_that_is_faster_and_no_dearer(
     cold: float | None, warm: float | None, hourly: float, egress: float, limit: float | None, why: str
 ) -> None:
-    found, reason = to_restore(int(3.2 * 2**30), Cache({}, cold, warm), hourly, egress)
+    found, reason = to_restore(int(3.2 * 2**30), Times(cold, warm), hourly, egress)
     assert found == (None if limit is None else pytest.approx(limit, rel=0.01))
     assert why in reason
     assert bool(why) == bool(reason)

@@ -66,7 +66,7 @@ class Nights:
         here = folders.folders[NAME][0]
         here.mkdir()
         (here / "weights").write_text(content * 300_000)
-        folders.save(folders.look(), lambda _: None, cold=60.0, warm=None)
+        folders.save(folders.look(), lambda _: None)
 
     def night(self, content: str, *trusts: Trust, ended: bool = True, **changes: Any) -> str:
         """A job that ran on machines of these kinds and left a cache."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.boot import Boot
-from broker.cache import newest
+from broker.cache import Times, newest
 from broker.guest.cache import Keeper
 from broker.guest.machine import Machine
 from broker.guest.places import Places
@@ -46,16 +46,25 @@ def machine(home: Home, tmp_path: Path) -> Iterator[Machine]:
     made.contain.close()
 
 
+def keeper_of(machine: Machine, home: Home, place: Path) -> Keeper:
+    places = Places(machine.folder, place, boxed=False, shared=True)
+    return Keeper(machine._context(home), Spec("t", "run", setup="setup", cache=("~/models", "/models")), places)
+
+
 @pytest.fixture
 def keeper(machine: Machine, home: Home, tmp_path: Path) -> Iterator[Keeper]:
-    places = Places(machine.folder, tmp_path, boxed=False, shared=True)
-    made = Keeper(machine._context(home), Spec("t", "run", setup="setup", cache=("~/models", "/models")), places)
+    made = keeper_of(machine, home, tmp_path)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a").write_text("a")
     made.restore()
     yield made
     made.finish(0)
     wait_for(lambda: not made.is_alive())
+
+
+def times(home: Home) -> Times | None:
+    found = newest(home, KEYS)
+    return found[1].times if found else None
 
 
 def saved(home: Home) -> set[str]:
@@ -107,6 +116,42 @@ def test_the_last_save_waits_for_outputs_and_snapshot_and_for_nothing_else(keepe
     holds(lambda: not home.list(KEYS.root))
     keeper.finish(20.0)
     assert saved(home) == {"a"}
+
+
+def test_what_setup_fetches_is_timed_by_setup(keeper: Keeper, machine: Machine, home: Home, tmp_path: Path) -> None:
+    keeper.ready(5.0, setup=True)
+    keeper.start()
+    wait_for(lambda: times(home) == Times(5.0))
+    keeper.finish(20.0)
+    again = keeper_of(machine, home, tmp_path / "another")
+    again.restore()
+    again.ready(0.5, setup=True)
+    again.start()
+    again.ready(9.0, setup=False)
+    wait_for(lambda: times(home) == Times(5.0, 0.5))
+    again.finish(20.0)
+
+
+def test_what_the_program_fetches_is_timed_to_its_first_step(
+    keeper: Keeper, machine: Machine, home: Home, tmp_path: Path
+) -> None:
+    """A setup that fetched nothing says nothing: with it as the measure no cache would ever seem worth its way."""
+    (tmp_path / "models" / "a").rename(tmp_path / "a")
+    keeper.ready(5.0, setup=True)
+    keeper.start()
+    holds(lambda: not home.list(KEYS.root))
+    (tmp_path / "a").rename(tmp_path / "models" / "a")
+    wait_for(lambda: times(home) == Times())
+    keeper.ready(60.0, setup=False)
+    wait_for(lambda: times(home) == Times(65.0, None, by_setup=False))
+    keeper.finish(20.0)
+    again = keeper_of(machine, home, tmp_path / "another")
+    again.restore()
+    again.ready(5.0, setup=True)
+    again.ready(8.0, setup=False)
+    again.start()
+    wait_for(lambda: times(home) == Times(65.0, 13.0, by_setup=False))
+    again.finish(20.0)
 
 
 def test_a_folder_that_is_not_kept_here_is_told(keeper: Keeper, machine: Machine) -> None:
