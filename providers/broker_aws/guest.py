@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,7 +28,8 @@ END_COMMAND = "shutdown -h now || poweroff || systemctl poweroff"
 
 
 def notice() -> dict[str, Any] | None:
-    """Word that this machine will be taken back: `at`, `ends_at` (seconds since the epoch), `kind`; None without.
+    """Word that this machine will be taken back: `at`, `ends_at` (seconds since the epoch, None
+    where it is not told), `kind`; None without.
 
     Raises OSError where the service does not answer as it should, ValueError where it answers nonsense: unknown is not
     none.
@@ -38,8 +39,18 @@ def notice() -> dict[str, Any] | None:
         _service.look_for_hint()
         return None
     data = json.loads(answer)
-    ends_at = datetime.fromisoformat(data["time"]).timestamp()
-    return {"at": time.time(), "ends_at": ends_at, "kind": data.get("action", "terminate")}
+    if not isinstance(data, dict):
+        raise ValueError(f"a notice that is none: {answer[:100]}")  # noqa: TRY004 - see above
+    return {"at": time.time(), "ends_at": _moment(data.get("time")), "kind": data.get("action", "terminate")}
+
+
+def _moment(text: Any) -> float | None:
+    """Seconds since the epoch, by UTC; None where that cannot be read: a notice without a time is one all the same."""
+    try:
+        found = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def end_machine(why: str) -> None:

@@ -81,6 +81,25 @@ def test_nonsense_is_unknown(metadata: InstanceMetadata) -> None:
         guest.notice()
 
 
+@pytest.mark.parametrize(
+    ("page", "ends_at"),
+    [
+        ('{"action": "stop", "time": "2026-08-20T12:03:00"}', 1787227380.0),
+        ('{"action": "hibernate", "time": "2026-08-20T14:03:00+02:00"}', 1787227380.0),
+        ('{"action": "terminate", "time": "soon"}', None),
+        ('{"action": "terminate", "time": null}', None),
+        ("{}", None),
+    ],
+)
+def test_a_notice_without_a_time_is_one_all_the_same(
+    metadata: InstanceMetadata, page: str, ends_at: float | None
+) -> None:
+    metadata.pages[ACTION] = page
+    found = guest.notice()
+    assert found is not None
+    assert found["ends_at"] == ends_at
+
+
 def test_a_rebalance_hint_alone_moves_nothing(metadata: InstanceMetadata, capsys: pytest.CaptureFixture[str]) -> None:
     metadata.recommend()
     assert guest.notice() is None
