@@ -8,11 +8,15 @@ from pathlib import Path
 
 from clouds.seaweedfs import SeaweedFS
 from guest.placements import Job, holds, wait_for
+from guest.test_endings import CHECKPOINT, TRAIN
 
 from broker import renewals
 from broker.access import mint
 from broker.config import Config
 from broker.home import Access, Home
+from broker.offer import Market, Offer
+from broker.placement import end_of
+from broker.task import Checkpoint, Task
 
 
 def ending(access: Access, server: SeaweedFS, at: float) -> Access:
@@ -44,5 +48,28 @@ def test_a_broker_that_slept_through_the_end_of_access(tmp_path: Path, guest: tu
         assert (result["outcome"], result["seq"]) == ("succeeded", 1)
         assert placement.own_log == "ready\nsaid\n"
         assert placement.beat["access_expires"] == fresh.expires_at
+    finally:
+        placement.kill()
+
+
+def test_keys_that_nothing_renews_end_with_the_machine(tmp_path: Path, guest: tuple[bytes, str], seaweedfs: SeaweedFS):
+    """Those of an assumed role, or of SSO: their end is the machine's. While no broker is awake it saves before it, by
+    keys that the store still takes, and ends; the next broker goes on from there, as after any such end."""
+    url, end = seaweedfs.new_home(), int(time.time()) + 9
+    config = Config(state=tmp_path, file=tmp_path / "c", home=url, home_config=seaweedfs.mints("assume-role"))
+    job = Job(tmp_path, guest, Home(Access(url, seaweedfs.settings())))
+    job.task(TRAIN, checkpoint=CHECKPOINT)
+    access = ending(mint(config, url, job.id, 1, end + 3600), seaweedfs, end)
+    lasting = Task(name="t", run="x", max_hours=24.0, checkpoint=Checkpoint("c"))
+    offer = Offer("aws", "us-east-1", "us-east-1a", "c5.large", Market.SPOT, 0.03)
+    end_by, why = end_of(lasting, offer, access.expires_at, time.time())
+    assert (end_by, why) == (end, "the end of its access to the home")
+    placement = job.place(home=access, end_by=end_by, end_why=why)
+    try:
+        result = placement.until_ended(20)
+        assert (result["outcome"], result["seq"]) == ("ended", 1)
+        assert why in result["reason"]
+        assert placement.closed["seq"] == 1
+        assert job.home.list(job.keys.manifests(1)), "its last snapshot is there"
     finally:
         placement.kill()
