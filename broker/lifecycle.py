@@ -232,7 +232,7 @@ def _given_back(state: JobState, held: Held, why: str, words: str, world: World)
 def _refused(state: JobState, request: LaunchRequest, error: errors.ProviderError, world: World) -> JobState:
     """The launch call raised: each class of error is one decision."""
     now, offer = world.clock(), request.offer
-    code = f"{error.code}: " if error.code else ""
+    code = f"{error.code}: " if error.code and not error.message.startswith(error.code) else ""
     world.store.event(
         state.job,
         "refused",

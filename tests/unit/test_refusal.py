@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from unit.stage import START, Stage, offer
 
 from broker import refusal
 from broker.contract import wrap
@@ -74,3 +77,21 @@ def test_launches_are_read_so() -> None:
     with pytest.raises(NoCapacity) as told:
         wrap(provider).launch(request_for(OFFER))
     assert told.value.code == "409"
+
+
+def test_a_quota_that_closes_all_ends_the_job_at_once_and_says_how_to_ask(tmp_path: Path) -> None:
+    """Case 19: it does not go away by waiting. One call, and its code is said once."""
+    stage = Stage(tmp_path, [offer("a1"), offer("a2"), offer("b1", Market.ON_DEMAND)], restart=60.0)
+    code, fix = "MaxSpotInstanceCountExceeded", "ask for 4 vCPUs or more"
+    text = f"{code}: Max spot instance count exceeded"
+    stage.cloud.script("launch", QuotaExceeded(text, scope="fake", provider="fake", code=code, fix=fix))
+    job = stage.submit()
+    stage.run(job)
+    assert job.status == "unavailable"
+    assert stage.clock() - START < 30.0
+    assert text in job.message
+    assert fix in job.message
+    assert [call.name for call in stage.cloud.calls].count("launch") == 1
+    (refused,) = [event.text for event in job.events() if event.kind == "refused"]
+    assert refused == f"fake/a/a1/v100/spot: QuotaExceeded: {text}"
+    stage.close()
