@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ LEAST = 0.001
 
 def limit_lines(plan: Plan) -> list[tuple[str, str]]:
     """Lines for the foot of the plan."""
+    from broker.cli.tables import duration
     from broker.policy.decision import clock, money
 
     lines: list[tuple[str, str]] = []
@@ -25,13 +27,19 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("deadline", "; ".join([clock(plan.deadline), *told])))
     if timing is not None:
         lines.append(("timing", timing.reason))
+    if plan.month:
+        lines.append(("this month", plan.month))
     if plan.task.budget is not None and offer is not None:
         hours, finish = plan.task.budget / offer.hourly, plan.decision.ranked[0].finish
         text = f"{money(plan.task.budget)} USD pay for {hours:.3g} h of this machine"
         if finish is not None:
-            word = "more than that" if finish.total > plan.task.budget else "within it"
+            enough = f"{ceil(100 * finish.total) / 100:.2f}"
+            word = f"more than that; budget: {enough} would do" if finish.total > plan.task.budget else "within it"
             text += f"; finishing is expected to cost {money(finish.total)}, {word}"
         lines.append(("budget", text))
+    if (keep := plan.task.keep_on_failure) is not None and offer is not None:
+        long, most = duration(keep.lasts(offer.hourly)), money(keep.costs(offer.hourly))
+        lines.append(("on failure", f"the machine is kept for {long}, which costs {most} USD at most"))
     if plan.egress is not None and plan.egress[0] >= LEAST:
         size, price = plan.egress
         text = f"{size:.3g} GiB x {price:g} USD/GiB = {money(size * price)} USD, as checkpoints of this task were"

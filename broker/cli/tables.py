@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 WIDE = 90
 TAKEN = {0: "< 5 %", 1: "5-10 %", 2: "10-15 %", 3: "15-20 %", 4: "> 20 %"}
 """The bands of EC2's Spot Instance Advisor: the share of such machines taken back in the past month."""
-STATUS_COLORS = {"succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow"}
+STATUS_COLORS = {
+    "succeeded": "green", "failed": "red", "error": "red", "running": "cyan", "moving": "yellow",
+    "kept": "yellow",
+}  # fmt: skip
 RANKED, REJECTED = 8, 4
 """How many lines of a plan are shown without being asked for all."""
 

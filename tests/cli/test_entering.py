@@ -22,6 +22,7 @@ def test_a_run_ends_with_the_failure_and_its_machine_stays_in_hands(cli: Cli) ->
     told = cli.folder / "told"
     (cli.folder / "t.yaml").write_text(TASK.replace("TOLD", str(told)))
     ended = cli("run", "t.yaml", "-y", code=100)
+    assert "on failure  the machine is kept for 20 m 00 s, which costs 0.0107 USD at most" in ended.stderr
     (row,) = cli.json("ps")
     job = row["id"]
     assert f"  try: broker ssh {job} looks at it, broker stop {job} ends it now" in ended.stderr

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from crash.harness import Site, wait_for
 
+from broker import engine
+
 HEAD = """
 import json, sys
 from pathlib import Path
@@ -80,6 +82,14 @@ try:
     broker.run(task_of("count"), on_event=on_event)
 except BaseException as error:
     said(kind=type(error).__name__, notes=error.__notes__)
+"""
+
+KEPT = """
+from dataclasses import replace
+from broker.keeping import Keep
+
+job = broker.run(replace(task_of("fails"), run="exit 3", keep_on_failure=Keep(600.0)))
+said(status=job.status, code=job.exit_code)
 """
 
 BESIDE_A_DBOS = """
@@ -174,6 +184,20 @@ def test_a_program_that_leaves_its_job_leaves_it_to_a_broker(site: Site, how: st
     assert not job.refresh().done
     site.done(job)
     site.audit(lost_at_most=0)
+    wait_for(lambda: not (site.config.state / "up.lock").exists(), "the background broker to end", 30)
+
+
+def test_a_machine_that_is_kept_has_a_broker_after_the_program(site: Site) -> None:
+    """`broker.run` comes back with the failure, and somebody else sees to the machine's end."""
+    program = Program(site, KEPT, "fails")
+    assert program.start().wait(90) == 0, site.log.read_text()
+    assert program.said() == [{"status": "kept", "code": 100}]
+    assert engine.alive(site.config)
+    adopt(site, count=1)
+    (job,) = site.jobs
+    job.stop()
+    site.done(job)
+    assert job.status == "failed"
     wait_for(lambda: not (site.config.state / "up.lock").exists(), "the background broker to end", 30)
 
 
