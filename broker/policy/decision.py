@@ -13,6 +13,8 @@ from broker.policy.cost import Cost, Prospect
 from broker.policy.timing import Timing
 
 COULD_READ = " host could read "
+SOON = 86_400.0
+"""Seconds before the end of a host that is told of even where nobody knows how long the work takes."""
 HOME_KEY = "the home's key"
 """Stands among the secrets where machines would get a key that reaches more than their job."""
 
@@ -87,8 +89,10 @@ class Candidate(NamedTuple):
             saves = 100 * (1 - self.cost / self.on_demand)
             text += f"; on-demand would be {self.on_demand:.4f}" + (f", saves {saves:.0f}%" if saves >= 0 else "")
             text += " (saves nothing)" if saves < 0 else ""
-        if self.finish is not None and self.finish.ends and offer.ends_at is not None:
+        if offer.ends_at is not None and self.finish is not None and self.finish.ends:
             text += f"; ends {clock(offer.ends_at)}, migration planned"
+        elif offer.ends_at is not None and self.finish is None and offer.ends_at < offer.fetched_at + SOON:
+            text += f"; ends {clock(offer.ends_at)}, and how long the work takes is not known"
         if self.insisted:
             text += f"; {self.insisted}, tried again since nothing else fits"
         return text

@@ -77,6 +77,8 @@ def test_a_host_that_ends_early_is_taken_knowingly_where_nothing_else_fits() -> 
     decision = decide(case()[2:], Prospect(10))
     assert decision.offer == case()[2]
     assert decision.reasons[0].endswith(f"; ends {clock(NOW + 3000)}, migration planned")
+    unknown = decide([replace(offer("a", 1.0, ends_at=NOW + 3000), fetched_at=NOW)], Prospect())
+    assert unknown.reasons[0].endswith(f"; ends {clock(NOW + 3000)}, and how long the work takes is not known")
     assert decide(case()[2:], Prospect(0.5)).reasons[0].endswith("USD/h")
 
 
