@@ -263,13 +263,18 @@ class Job:
             self.store.ask(self.id, Leaving(held[-1].generation, now, tuple(to)).text)
 
     def destination(self, to: Sequence[str] = ()) -> Decision:
-        """What `move` would take now, and why; changes nothing. Raises JobUnfinished for a job without a machine."""
+        """What `move`, or `resume` of an ended job, would take now, and why; changes nothing.
+
+        Raises JobUnfinished for a job that is between two machines.
+        """
         from broker.picking import destination
         from broker.state import JobState
         from broker.world import World
 
-        state = JobState.from_json(self.row.state) if self.row.state else None
-        if state is None or state.live is None:
+        state = JobState.from_json(self.row.state) if self.row.state else JobState(self.id)
+        if self.done:
+            state = state.again()
+        elif state.live is None:
             raise errors.JobUnfinished(f"{self.id} has no machine at present: {self.status}", job=self.id)
         return destination(state, World(self.config, self.store, time.time, self.store.installation()), to)
 

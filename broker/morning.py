@@ -20,9 +20,9 @@ def summary(job: Job, schedule: Schedule | None = None, run: Run | None = None) 
 
     schedule, run: those that the job was launched by, if any.
     """
-    from broker.report import of
+    from broker.report import shown
 
-    report = of(job.refresh())
+    report = shown(job.refresh())
     lines = [f"{job.id} {report.outcome or report.status}"]
     if schedule is not None and run is not None:
         lines += [f"run of {told(run.slot, schedule.zone)}", *([run.note] if run.note else [])]

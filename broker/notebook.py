@@ -38,7 +38,7 @@ def of_job(job: Job) -> str:
     from broker import report
     from broker.cli.timeline import render
 
-    return html(render(report.of(job.refresh()), WIDTH))
+    return html(render(report.shown(job.refresh()), WIDTH))
 
 
 def html(parts: list[RenderableType]) -> str:

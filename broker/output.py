@@ -6,6 +6,7 @@ No line is left out or comes twice, whichever machine is late with its last part
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from broker.guest.log import OURS
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from broker.job import Job
     from broker.store import PlacementRow
 
+ENDS = 256 * 1024
 Line = tuple[int, str]
 """A generation, and one line of its output without its end."""
 
@@ -94,12 +96,26 @@ class Output:
         *whole, rest = b"".join(reversed(read)).split(b"\n")
         return whole, rest
 
+    def ends(self, generation: int, most: int = ENDS) -> str:
+        """The beginning and the end of what one machine printed, so many bytes of each; all of a short one."""
+        entries = list(self.home.list(self.keys.logs(generation)))
+        first, last = _within(entries, most), _within(entries[::-1], most)
+        if first + last < len(entries):
+            entries = [*entries[:first], *entries[len(entries) - last :]]
+        return b"".join(self.home.find(entry.key) or b"" for entry in entries).decode("utf-8", "replace")
+
     def pending(self) -> Line | None:
         """The newest line that has not ended yet, as a terminal shows it: a progress bar's last state."""
         if not self.rest:
             return None
         generation = max(self.rest)
         return generation, shown(_text(self.rest[generation]))
+
+
+def _within(entries: Sequence[Entry], most: int) -> int:
+    """How many of the first parts come to so many bytes; one at the least."""
+    sizes = accumulate(entry.size for entry in entries)
+    return max(1, sum(1 for size in sizes if size <= most))
 
 
 def shown(line: str) -> str:

@@ -80,16 +80,16 @@ def decided(
 
 
 def destination(state: JobState, world: World, places: Sequence[str] = ()) -> Decision:
-    """What a job with a machine would take if its user moved it now, without holding out for spot. Nothing is written.
+    """What a job would take if its user moved it, or took it up again, now, without holding out for spot.
 
-    places: patterns as in a task's `infra`, for this one move; none: as the task says. Raises InvalidTaskError for what
-    is no place.
+    Nothing is written down. places: patterns as in a task's `infra`, for this one move; none: as the task says. Raises
+    InvalidTaskError for what is no place.
     """
-    assert state.live is not None
-    row, now = world.store.job(state.job), world.clock()
-    request = LaunchRequest.from_json(dict(world.store.placement(state.job, state.live.generation).request))
-    memory = Memory.from_json(state.memory).lost(request.offer, LOSSES["asked"], now)
-    left = replace(state, live=None, memory=memory.to_json())
+    row, left = world.store.job(state.job), replace(state, live=None)
+    if state.live is not None:
+        request = LaunchRequest.from_json(dict(world.store.placement(state.job, state.live.generation).request))
+        memory = Memory.from_json(state.memory).lost(request.offer, LOSSES["asked"], world.clock())
+        left = replace(left, memory=memory.to_json())
     outlook = outlook_of(row, Task.from_json(row.task).within(places), left, world)
     return record.decide(_asked(left, outlook, world, weighing=True)[1])
 

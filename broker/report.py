@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from broker.job import Job
     from broker.manifest import Manifest
+    from broker.rehearse.series import Series
     from broker.store import Event, JobRow, PlacementRow
 
 PREEMPTED = "preempted"
@@ -362,6 +364,48 @@ def read_manifests(home: Any, job: str, generations: Iterable[int]) -> dict[int,
             except SnapshotCorrupt:
                 continue
     return found
+
+
+def with_steps(report: Report, logs: Mapping[int, Series]) -> Report:
+    """The report with the steps that its machines' logs show, where the program reports none by itself."""
+    found = {generation: series for generation, series in logs.items() if series.unit == "step"}
+    if not found or any(stay.first_step is not None for stay in report.stays):
+        return report
+
+    def stay(one: Stay) -> Stay:
+        steps = found.get(one.generation)
+        return one if steps is None else replace(one, first_step=int(steps.first), last_step=int(steps.last))
+
+    def move(one: Move) -> Move:
+        old, new = found.get(one.source), found.get(one.target)
+        if old is None or new is None:
+            return one
+        lost = max(0, round(old.last - new.first + min(new.spacing, new.first)))
+        return replace(one, reached=int(old.last), resumed=int(new.first), lost=lost)
+
+    return replace(report, stays=tuple(map(stay, report.stays)), moves=tuple(map(move, report.moves)))
+
+
+def shown(job: Job) -> Report:
+    """The report for people: where the program reports no steps, those that its output shows, as a rehearsal reads it.
+
+    Of a long output only its two ends are read.
+    """
+    from broker.errors import HomeError
+    from broker.output import Output
+    from broker.rehearse.series import read
+
+    report = of(job)
+    ran = [stay.generation for stay in report.stays if stay.seconds("run") > 0]
+    if not ran or any(stay.first_step is not None for stay in report.stays):
+        return report
+    rehearse = job.row.task.get("rehearse") or {}
+    try:
+        output = Output(job)
+        series = read([output.ends(generation) for generation in ran], rehearse.get("step") or "")
+    except HomeError:
+        return report
+    return with_steps(report, {g: one for g, one in zip(ran, series, strict=True) if one is not None})
 
 
 def of(job: Any, *, reached: Mapping[int, int] | None = None) -> Report:

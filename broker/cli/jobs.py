@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.cli import completing
 from broker.cli.screen import Screen, Usage
 from broker.cli.still import tell_still, telling_still
 
@@ -23,8 +24,10 @@ REFRESH = 2.0
 GONE_LIMIT = 900.0
 """Seconds that `stop` waits for machines to be confirmed gone."""
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or its name for the newest.")]
-JobsArgument = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Ids, or names for the newest.")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job's id, or its name for the newest.", autocompletion=completing.jobs)
+]
+SeveralJobs = typer.Argument(metavar="JOB…", help="Ids, or names for the newest.", autocompletion=completing.jobs)
 
 
 def ps_verb(
@@ -150,18 +153,22 @@ def _rented_from(config: Config, jobs: Sequence[str]) -> set[str]:
     return {row.request["offer"]["provider"] for job in ids for row in store.placements(job)}
 
 
-def show_verb(screen: Screen, name: JobArgument) -> None:
+def show_verb(
+    screen: Screen,
+    name: JobArgument,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Only the timeline of its machines.")] = False,
+) -> None:
     """Tell one job's whole story.
 
     Its machines and why each was chosen, a timeline, the steps lost at each move, and the money.
     """
     from broker.cli.follow import SILENT, event_line
-    from broker.cli.timeline import render
+    from broker.cli.timeline import lanes, render
     from broker.job import get
-    from broker.report import of
+    from broker.report import shown
 
     job = get(name)
-    report = of(job)
+    report = shown(job)
     if screen.json:
         events = [
             {"seq": e.seq, "at": e.at, "placement": e.generation, "kind": e.kind, "text": e.text, "data": dict(e.data)}
@@ -170,6 +177,11 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
         return screen.data({**report.to_json(), "home": job.row.home, "task": job.row.task, "events": events})
     if screen.quiet:
         return screen.line(job.id)
+    if timeline:
+        parts = lanes(report, screen.width) if report.stays else ["nothing was rented yet"]
+        for drawn in parts:
+            screen.show(drawn)
+        return None
     for part in render(report, screen.width):
         screen.show(part)
     screen.show("")
@@ -188,10 +200,10 @@ def show_verb(screen: Screen, name: JobArgument) -> None:
 
 def wait_verb(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids, or names for the newest.")],
+    names: Annotated[list[str], SeveralJobs],
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after so many.")
-    ] = None,
+        str, typer.Option("--timeout", metavar="TIME", help="Give up after 90 (seconds), 10m or 2h: exit code 101.")
+    ] = "",
 ) -> int:
     """Wait for jobs to end; the exit code is their outcome.
 
@@ -201,7 +213,7 @@ def wait_verb(
     from broker.job import get
 
     found = [get(name) for name in names]
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = time.monotonic() + _patience(timeout) if timeout else None
     _warn_without_broker(screen, found)
     codes: list[int] = []
     for job in found:
@@ -223,6 +235,16 @@ def wait_verb(
     if failed and failed[0][0].row.decided:
         failed[0][0].check()
     return failed[0][1] if failed else 0
+
+
+def _patience(text: str) -> float:
+    """Seconds; 0 only looks. Raises Usage."""
+    from broker import quantity
+
+    try:
+        return 0.0 if text.strip() == "0" else quantity.duration(text)
+    except ValueError as error:
+        raise Usage(f"--timeout {error}", fix="--timeout 90, or --timeout 2h") from error
 
 
 def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
@@ -274,7 +296,7 @@ def pull_verb(
 
 def stop_verb(
     screen: Screen,
-    names: JobsArgument = None,
+    names: Annotated[list[str] | None, SeveralJobs] = None,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All active jobs.")] = False,
     now: Annotated[bool, typer.Option("--now", help="Do not let the program save first.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: ask nothing.")] = False,

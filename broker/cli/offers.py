@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from broker.cli import completing
 from broker.cli.screen import Screen, Usage
 from broker.cli.unanswered import tell_unanswered, unanswered
 
@@ -32,7 +33,10 @@ InfraOption = Annotated[
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", metavar="KEY=VALUE", help="Set over the task's envs. Repeatable.")
 ]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task file, or a bundled task's name.")]
+TaskArgument = Annotated[
+    str,
+    typer.Argument(metavar="TASK", help="A task file, or a bundled task's name.", autocompletion=completing.tasks),
+]
 
 
 def init_verb(

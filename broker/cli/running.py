@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from broker.cli import completing
 from broker.cli.asking import AwakeOption, ContainerOption, YesOption, awake, consent
 from broker.cli.offers import EnvOption, InfraOption, PriceOption, SpotOption
 from broker.cli.screen import OutputLost, Screen, Usage
@@ -29,7 +30,11 @@ def run_verb(
     screen: Screen,
     task: Annotated[
         list[str],
-        typer.Argument(metavar="TASK", help="A task file, a bundled task's name, or -- and a command."),
+        typer.Argument(
+            metavar="TASK",
+            help="A task file, a bundled task's name, or -- and a command.",
+            autocompletion=completing.tasks,
+        ),
     ],
     yes: YesOption = False,
     detach: Annotated[
@@ -108,7 +113,13 @@ def run_verb(
 
 def resume_verb(
     screen: Screen,
-    name: Annotated[str, typer.Argument(metavar="JOB", help="A job that was stopped, has failed or met a limit.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", help="A job that was stopped, has failed or met a limit.", autocompletion=completing.jobs
+        ),
+    ],
+    yes: YesOption = False,
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Return at once; a background broker goes on.")
     ] = False,
@@ -130,12 +141,29 @@ def resume_verb(
     from broker.job import get
 
     config = load()
-    job = get(name, config=config).resume(pairs(env), budget=budget, deadline=deadline)
+    job = get(name, config=config)
+    if job.done and job.status != "succeeded" and not yes and not _again(screen, job):
+        screen.say("nothing was rented")
+        return 1
+    job.resume(pairs(env), budget=budget, deadline=deadline)
     with left_in_hands(screen, job, config):
         if detach:
             return _detached(screen, job, config)
         screen.say(f"{job.id} taken up again")
         return drive(screen, job, config)
+
+
+def _again(screen: Screen, job: Job) -> bool:
+    """Ask before an ended job rents again."""
+    from broker.cli.tables import market, price
+
+    with screen.waiting("the providers' answers"):
+        offer = job.destination().offer
+    what = "wait for an offer: nothing fits now"
+    if offer is not None:
+        simulated = ", simulated" if offer.simulated else ""
+        what = f"rent {offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{simulated}"
+    return screen.ask(f"Take up {job.id} again and {what}?", instead="-y")
 
 
 def _in_container(infra: list[str] | None) -> list[str]:
@@ -280,9 +308,9 @@ def finish(screen: Screen, job: Job) -> None:
     """Report an ended job; raises what its end calls for, which sets the exit code."""
     from broker.cli.timeline import render
     from broker.errors import BrokerError
-    from broker.report import of
+    from broker.report import shown
 
-    report = of(job)
+    report = shown(job)
     if screen.json:
         screen.data(report.to_json())
     elif not screen.quiet:

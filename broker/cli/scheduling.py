@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.cli import completing
 from broker.cli.offers import EnvOption, TaskArgument
 from broker.cli.screen import Screen, Usage
 
@@ -158,7 +159,12 @@ def _ended(timetable: Timetable, run: Run | None) -> str:
     return f", {run.job} {row.status}"
 
 
-def rm_verb(screen: Screen, names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Schedules.")]) -> None:
+def rm_verb(
+    screen: Screen,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…", help="Schedules.", autocompletion=completing.schedules)
+    ],
+) -> None:
     """Run a task by its schedule no longer. What has been launched goes on."""
     from broker import crontab
     from broker.config import load
@@ -179,7 +185,14 @@ def rm_verb(screen: Screen, names: Annotated[list[str], typer.Argument(metavar="
 
 def next_verb(
     screen: Screen,
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task file, a bundled task, or a schedule's name.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="A task file, a bundled task, or a schedule's name.",
+            autocompletion=completing.tasks_and_schedules,
+        ),
+    ],
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
 ) -> None:
     """Print the next runs, in the schedule's own time zone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import json
 import os
@@ -16,12 +15,13 @@ from broker.entries import newest_step, step_of
 from broker.formats import ARCHIVES, WEIGHTS
 from broker.rehearse.hand import SECONDS
 from broker.rehearse.series import Series, falls, read
+from broker.report import with_steps
 
 if TYPE_CHECKING:
     from broker.job import Job
     from broker.manifest import Manifest
     from broker.rehearse.hand import TakeBack
-    from broker.report import Move, Report, Stay
+    from broker.report import Report
     from broker.store import PlacementRow
     from broker.task import Task
 
@@ -213,21 +213,4 @@ def _looks_like_one(path: Path, top: Path) -> bool:
 
 def told(report: Report, evidence: Evidence) -> Report:
     """The report with steps from the logs, where the program reports none by itself."""
-    if not evidence.seen or any(stay.first_step is not None for stay in report.stays):
-        return report
-    found = {g: seen.steps for g, seen in evidence.seen.items() if seen.steps and seen.steps.unit == "step"}
-
-    def stay(one: Stay) -> Stay:
-        steps = found.get(one.generation)
-        return (
-            one if steps is None else dataclasses.replace(one, first_step=int(steps.first), last_step=int(steps.last))
-        )
-
-    def move(one: Move) -> Move:
-        old, new = found.get(one.source), found.get(one.target)
-        if old is None or new is None:
-            return one
-        lost = max(0, round(old.last - new.first + min(new.spacing, new.first)))
-        return dataclasses.replace(one, reached=int(old.last), resumed=int(new.first), lost=lost)
-
-    return dataclasses.replace(report, stays=tuple(map(stay, report.stays)), moves=tuple(map(move, report.moves)))
+    return with_steps(report, {g: seen.steps for g, seen in evidence.seen.items() if seen.steps})

@@ -37,7 +37,10 @@ def test_ps_and_show(finished: Finished) -> None:
     assert "10/10" in shown
     assert cli("ps", "--instances").stdout == ""
     assert cli.json("ps", "--instances") == []
+    timeline = cli("show", "counter", "--timeline").stdout
+    assert "✓ done" in timeline.splitlines()[-1]
     told = cli("show", "counter").stdout
+    assert timeline in told
     assert told.splitlines()[-1] == "succeeded"
     data = cli.json("show", job)
     assert data["job"] == job
@@ -60,7 +63,8 @@ def test_logs(finished: Finished) -> None:
 def test_wait_and_pull(finished: Finished) -> None:
     cli, job, _ = finished
     assert cli("wait", job).stdout == f"{job} succeeded\n"
-    (row,) = cli.json("wait", job)
+    (row,) = cli.json("wait", job, "--timeout", "1h")
+    assert "--timeout must be a time" in cli("wait", job, "--timeout", "soon", code=2).stderr
     assert row == {"id": job, "status": "succeeded", "exit_code": 0, "message": row["message"]}
     done = cli("pull", job, "--to", "here")
     assert done.stdout == "here/outputs/word.txt\n"

@@ -69,7 +69,10 @@ def test_a_job_at_its_budget_says_how_it_goes_on_and_does(cli: Cli) -> None:
     assert "budget reached; the newest snapshot is safe" in said
     (row,) = cli.json("ps", "-a")
     assert f"broker resume {row['id']} --budget USD" in said
-    assert "of its budget of 2e-05 USD" in cli("resume", row["id"], code=78).stderr
-    cli("resume", row["id"], "--budget", "1")
+    assert "of its budget of 2e-05 USD" in cli("resume", row["id"], "-y", code=78).stderr
+    asked = cli("resume", row["id"], "--budget", "1", code=2).stderr
+    assert f"Take up {row['id']} again and rent local/" in asked
+    assert asked.splitlines()[-1] == "  try: add -y to answer yes"
+    cli("resume", row["id"], "--budget", "1", "-y")
     (row,) = cli.json("ps", "-a")
     assert row["status"] == "succeeded"

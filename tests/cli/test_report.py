@@ -15,7 +15,7 @@ from broker.rehearse.evidence import Evidence, Seen, new_step
 from broker.rehearse.hand import TakeBack, Window
 from broker.rehearse.series import Series
 from broker.rehearse.verdict import judge
-from broker.report import Report, build
+from broker.report import Report, build, with_steps
 from broker.store import Event, JobRow, PlacementRow
 
 JOB = JobRow(
@@ -100,6 +100,16 @@ def test_money_against_on_demand_for_the_same_time() -> None:
     assert told.spent == pytest.approx(0.01 * 99 / 3600)
     assert told.on_demand == pytest.approx(0.04 * 99 / 3600)
     assert told.simulated
+
+
+def test_steps_that_only_the_output_shows() -> None:
+    quiet = {"first_step": None, "progress": None}
+    first = replace(FIRST, beat={**(FIRST.beat or {}), **quiet})
+    second = replace(SECOND, beat={**(SECOND.beat or {}), **quiet})
+    told = with_steps(report(first=first, second=second), {1: log(1, 43), 2: log(41, 100)})
+    assert [(stay.first_step, stay.last_step) for stay in told.stays] == [(1, 43), (41, 100)]
+    assert [(move.reached, move.resumed, move.lost) for move in told.moves] == [(43, 41, 3)]
+    assert with_steps(report(), {1: log(7, 9)}) == report(), "what it reports itself counts"
 
 
 def test_without_a_price_on_demand_nothing_is_claimed() -> None:

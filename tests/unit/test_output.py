@@ -105,6 +105,15 @@ def test_the_last_lines_of_a_huge_log_are_read_alone(log: Log) -> None:
     assert len(read) <= 3
 
 
+def test_of_a_long_output_the_ends_are_read(log: Log) -> None:
+    for seq in range(1, 101):
+        log.add(1, seq, f"step {seq}\n".encode(), NOW)
+    output = Output(log.job)
+    assert output.ends(1, 20).split("\n")[:-1] == ["step 1", "step 2", "step 99", "step 100"]
+    assert output.ends(1).count("step") == 100
+    assert output.ends(2) == ""
+
+
 def test_since_before_everything_and_after_everything(log: Log) -> None:
     log.add(1, 1, f"{OURS}setup\na\n50%\r60%\r".encode(), NOW)
     output = Output(log.job)
