@@ -146,7 +146,7 @@ class Records:
     """All reads and writes of it. Threads may share one."""
 
     def __init__(self, store: Store) -> None:
-        self._engine = store.engine
+        self.store, self._engine = store, store.engine
         made(store.engine, TABLES)
 
     # Machines

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.notebook import Offers
     from broker.policy.choose import Decision
     from broker.policy.cost import Prospect
+    from broker.policy.decision import Wish
     from broker.policy.work import Left
     from broker.snapshot import File
     from broker.store import Event, JobRow, PlacementRow, Store
@@ -49,6 +50,7 @@ class Plan:
     the work ahead, with what tells it; prospect: what the policy reckons with. deadline: seconds since the epoch.
     unattended: until when a machine goes on while no broker lives, where its key ends before the task's own limit.
     identity: by what the machine reaches the home without a key, and what that opens.
+    month: what is left of the month's budget, and for how long it pays.
     """
 
     task: Task
@@ -66,6 +68,7 @@ class Plan:
     deadline: float | None = None
     unattended: str = ""
     identity: str = ""
+    month: str = ""
 
     @property
     def egress(self) -> tuple[float, float] | None:
@@ -458,6 +461,7 @@ def plan(
     decision = record.decide(
         record.Inputs(book.offers, outlook.wish, Memory(), now, book.failures, outlook.experience, due, past=past)
     )
+    decision, month = _affordable(decision, task, outlook.wish, config, records, now)
     itself = _identity(decision, home, config)
     return Plan(
         task=task,
@@ -473,6 +477,7 @@ def plan(
         left=outlook.left,
         prospect=outlook.wish.prospect,
         deadline=due.at if due is not None else None,
+        month=month,
         unattended="" if itself else unattended(config, home, task.max_hours, now),
         identity=identity.word(itself, decision.offer.provider) if itself and decision.offer else "",
     )
@@ -486,6 +491,37 @@ def _records(config: Config) -> Records | None:
     if not config.database and not (config.state / "jobs.db").exists():
         return None
     return Records(open_store(config.state, config.database))
+
+
+def _affordable(
+    decision: Decision, task: Task, wish: Wish, config: Config, records: Records | None, now: float
+) -> tuple[Decision, str]:
+    """The decision, without its offer where no budget pays for as much as its start; and how the month stands."""
+    from broker.policy.bid import bid
+    from broker.policy.decision import money
+    from broker.policy.due import told
+    from broker.purse import MONTHLY, ahead, freed_by, least, short, standing
+
+    offer = decision.offer
+    if offer is None:
+        return decision, ""
+    store = records.store if records is not None else None
+    limiting = ahead(task, config, store, now, simulated=offer.simulated)
+    finish = decision.ranked[0].finish
+    highest = bid(decision, wish, finish.hazard if finish is not None else 0.0, limited=bool(limiting))
+    hourly = max(offer.hourly, highest or 0.0)
+    lack = short(limiting, offer, hourly, least(config, wish.prospect, offer), now)
+    if lack is not None:
+        purse, text = lack
+        text += f"; finishing is expected to cost {money(finish.total)}" if finish is not None else ""
+        text += f"; {freed_by(purse, now)}" if purse.name == MONTHLY else ""
+        return dataclasses.replace(decision, offer=None, reasons=(text,), short=purse.name), ""
+    month = next((purse for purse in limiting if purse.name == MONTHLY), None)
+    if month is None:
+        return decision, ""
+    lasts = told((month.until(hourly, now) - now) / 3600)
+    left = f"{money(max(0.0, month.left(now)))} of {money(month.limit)} USD left: {standing(month, now)}"
+    return decision, f"{left}; what is left pays for {lasts} of this machine"
 
 
 def _identity(decision: Decision, home: str, config: Config) -> str:

@@ -16,12 +16,12 @@ from broker.placement import Terms, freeze
 from broker.policy import record
 from broker.policy.bid import bid
 from broker.policy.budget import Bill, Purse, month
-from broker.policy.decision import Decision, money
+from broker.policy.decision import Decision, clock, money
 from broker.policy.due import Due
 from broker.policy.memory import Memory
 from broker.policy.together import together
 from broker.provider import LaunchesAny, LaunchRequest
-from broker.purse import first_end, least, purses
+from broker.purse import MONTHLY, first_end, freed_by, least, purses, short, standing
 from broker.state import HANDOVER, JobState, Outcome
 from broker.store import JobRow, OverBudget, PlacementRow
 from broker.task import Task
@@ -211,21 +211,23 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
     highest = bid(decision, outlook.wish, hazard, limited=bool(limiting))
     any_of = () if state.live is not None else _any_of(decision, world)
     dearest = max(one.hourly for one in (offer, *any_of))
-    end = first_end(limiting, max(dearest, highest or 0.0), now)
-    worth = least(world, simulated=offer.simulated) if state.live is None else HANDOVER
-    if end is not None and end[0] - now < worth:
-        return _spent(state, limiting, end[1], world)
+    hourly = max(dearest, highest or 0.0)
+    worth = least(world.config, outlook.wish.prospect, offer) if state.live is None else HANDOVER
+    if (lack := short(limiting, offer, hourly, worth, now)) is not None:
+        return _spent(state, *lack, world)
+    end = first_end(limiting, hourly, now)
     ends = [end] if end is not None else []
     ends += [(outlook.due.at, "deadline")] if outlook.due is not None else []
     terms = Terms(tuple(ends), highest, hazard, outlook.measured.save, any_of)
     resources = task.resources[decision.alternative]
     request = freeze(row, task, offer, generation, state.restarts, resources.image, resources.disk, world, terms)
+    reasons = [*decision.reasons, *_bounded(request, limiting, now)]
     intent = PlacementRow(
         job=row.id,
         generation=generation,
         status="intent",
         request=request.to_json(),
-        reasons=list(decision.reasons),
+        reasons=reasons,
         picked_at=request.frozen_at,
     )
     try:
@@ -242,10 +244,19 @@ def _frozen(state: JobState, row: JobRow, task: Task, decision: Decision, outloo
         generation=generation,
         once="",
         at=request.frozen_at,
-        reasons=list(decision.reasons),
+        reasons=reasons,
         decided_at=now,
     )
     return state.to("launch", generation=generation, tries=0, waits=0, not_before=None)
+
+
+def _bounded(request: LaunchRequest, limiting: list[Purse], now: float) -> list[str]:
+    """That the month's money, and what other jobs are committed to, ends this machine before its time."""
+    purse = next((purse for purse in limiting if purse.name == request.end_why == MONTHLY), None)
+    if purse is None:
+        return []
+    left = f"{money(purse.left(now))} of {money(purse.limit)} left"
+    return [f"until {clock(request.end_by)} at first, by monthly_budget: {left}, {standing(purse, now)}"]
 
 
 def _any_of(decision: Decision, world: World) -> tuple[Offer, ...]:
@@ -258,28 +269,29 @@ def _any_of(decision: Decision, world: World) -> tuple[Offer, ...]:
 
 def _guard(limiting: list[Purse], state: JobState, request: LaunchRequest, now: float) -> dict[str, Any]:
     """What makes sure that no two jobs spend the same dollar of the month."""
-    monthly = next((purse for purse in limiting if purse.name == "monthly_budget"), None)
+    monthly = next((purse for purse in limiting if purse.name == MONTHLY), None)
     if monthly is None:
         return {}
     mine = Bill(request.dearest, now, request.end_by)
 
     def fits(bills: Mapping[tuple[str, int], Bill]) -> bool:
         others = tuple(bill for key, bill in bills.items() if key[0] != state.job)
-        return replace(monthly, bills=(*others, *monthly.own, mine)).left(now) >= 0
+        return replace(monthly, bills=(*others, *monthly.own, mine)).holds(now)
 
     return {"fits": fits, "since": month(now)}
 
 
-def _spent(state: JobState, limiting: list[Purse], name: str, world: World) -> JobState:
+def _spent(state: JobState, purse: Purse, text: str, world: World) -> JobState:
     """No money is left for another machine."""
     now = world.clock()
     if state.live is not None:
         return _stay(state, world)
-    purse = next(purse for purse in limiting if purse.name == name)
     if state.retiring:
         # What they may still cost comes back as they end.
         return state.to("watch", not_before=now + 1.0, then="pick")
-    spent, claimed = purse.spent(now), purse.committed(now)
-    text = f"{name} of {money(purse.limit)} USD reached: {money(spent)} spent"
-    text += f", {money(claimed)} committed to machines that run" if claimed else ""
-    return state.to("account", outcome=Outcome("limit", 104, f"{text}; the newest snapshot is safe"))
+    text += "; the newest snapshot is safe" if state.parents else ""
+    if purse.name == MONTHLY:
+        fix = f"{freed_by(purse, now)}; then broker resume {state.job} goes on"
+    else:
+        fix = f"broker resume {state.job} --budget USD goes on, with a higher one"
+    return state.to("account", outcome=Outcome("limit", 104, text, fix))

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
-from broker.policy.budget import STRAY, UNCLEAR, Bill, Purse, ends, month
+from broker.config import Config
+from broker.offer import Market, Offer
+from broker.policy.budget import LONGEST_MARGIN, MARGIN, STRAY, UNCLEAR, Bill, Purse, ends, month, next_month
+from broker.policy.cost import Prospect
+from broker.policy.decision import clock, money
+from broker.policy.due import told
 from broker.state import HANDOVER, SETTLING, Held, JobState, Retiring
-from broker.store import PlacementRow, claimed
+from broker.store import PlacementRow, Store, claimed
 from broker.task import Task
 from broker.world import World
 
-LIMITS = ("budget", "monthly_budget")
+MONTHLY = "monthly_budget"
+LIMITS = ("budget", MONTHLY)
+SHOWN = 5
+"""Jobs that are named with what they are committed to."""
 LEAST_GAIN = 1.0
 """Seconds by which an end is moved at the least."""
 LEAST_BEATS = 3
-"""A machine that must end before it could give so many beats is not worth renting."""
+"""A machine that must end before it could give so many beats is not worth renting, however soon it starts."""
 
 
 def purses(task: Task, state: JobState, world: World, *, simulated: bool, but: int | None = None) -> list[Purse]:
@@ -29,7 +38,7 @@ def purses(task: Task, state: JobState, world: World, *, simulated: bool, but: i
     if task.budget is None and monthly is None:
         return []
     own = {
-        (state.job, row.generation): bill
+        (state.job, row.generation): replace(bill, job=state.job)
         for row in world.store.placements(state.job)
         if row.generation != but
         and _simulated(row) is simulated
@@ -41,8 +50,70 @@ def purses(task: Task, state: JobState, world: World, *, simulated: bool, but: i
     if monthly is not None:
         start = month(world.clock())
         others = {key: b for key, b in world.store.bills(start, simulated=simulated).items() if key[0] != state.job}
-        found.append(Purse("monthly_budget", monthly, (*others.values(), *own.values()), start, tuple(own.values())))
+        bills = (*others.values(), *own.values())
+        found.append(Purse(MONTHLY, monthly, bills, start, tuple(own.values()), next_month(start)))
     return found
+
+
+def ahead(task: Task, config: Config, store: Store | None, now: float, *, simulated: bool) -> list[Purse]:
+    """What will limit a task that is no job yet. store: None where there never was a job."""
+    found = [Purse("budget", task.budget)] if task.budget is not None else []
+    monthly = of_month(config, store, now, simulated=simulated)
+    return [*found, monthly] if monthly is not None else found
+
+
+def of_month(config: Config, store: Store | None, now: float, *, simulated: bool) -> Purse | None:
+    """The month's purse over all jobs; None without a limit."""
+    if config.monthly_budget is None:
+        return None
+    start = month(now)
+    bills = tuple(store.bills(start, simulated=simulated).values()) if store is not None else ()
+    return Purse(MONTHLY, config.monthly_budget, bills, start, end=next_month(start))
+
+
+def standing(purse: Purse, now: float) -> str:
+    """What a purse has spent and is committed to, by job where it is not one job's own: `3.20 spent, …`."""
+    text = f"{money(purse.spent(now))} spent"
+    claims = purse.claims(now)
+    if not claims:
+        return text
+    text += f", {money(sum(usd for usd, _ in claims.values()))} committed to machines that run"
+    if purse.name == MONTHLY:
+        each = [f"{job} {money(usd)} until {clock(until)} at the latest" for job, (usd, until) in claims.items()]
+        text += f" ({', '.join(each[:SHOWN])}{', …' if len(each) > SHOWN else ''})"
+    return text
+
+
+def short(found: Sequence[Purse], offer: Offer, hourly: float, worth: float, now: float) -> tuple[Purse, str] | None:
+    """The purse that a machine at that price would empty before it is worth its launch, and what would do; or None.
+
+    hourly: what is charged at the most. worth: seconds that a machine must have.
+    """
+    end = first_end(found, hourly, now)
+    if end is None or end[0] - now >= worth:
+        return None
+    purse = next(purse for purse in found if purse.name == end[1])
+    need = min(worth / (1 - MARGIN), worth + LONGEST_MARGIN)
+    enough = ceil(100 * (purse.limit - purse.left(now) + need * hourly / 3600)) / 100
+    word = "reached" if purse.spent(now) > 0 else "is too little"
+    rest = told(max(0.0, end[0] - now) / 3600)
+    what = "spot" if offer.market is Market.SPOT else "on-demand"
+    text = f"{purse.name} of {purse.limit:g} USD {word}: {standing(purse, now)}, which leaves {rest} of {what} in "
+    text += f"{offer.where} at {money(hourly)}; a start needs {told(worth / 3600)}, for which {money(enough)} would do"
+    return purse, text
+
+
+def freed_by(purse: Purse, now: float) -> str:
+    """What makes room in a month's purse."""
+    raising = "raise monthly_budget in the configuration"
+    claims = purse.claims(now)
+    if not claims:
+        return raising
+    names = f"broker stop {next(iter(claims))}"
+    return (
+        f"what is committed and not used is free again when its job ends: wait, or {names}; a task's max_hours and "
+        f"budget bound what it is committed to; or {raising}"
+    )
 
 
 def first_end(found: Sequence[Purse], hourly: float, now: float) -> tuple[float, str] | None:
@@ -84,9 +155,10 @@ def extended(state: JobState, task: Task, world: World) -> JobState:
     return replace(state, live=replace(held, end_by=end_by, end_why=end_why))
 
 
-def least(world: World, *, simulated: bool) -> float:
-    """Seconds below which a machine's time is not worth its launch."""
-    return LEAST_BEATS * world.limits(simulated=simulated).beat
+def least(config: Config, prospect: Prospect | None, offer: Offer) -> float:
+    """Seconds below which a machine's time is not worth its launch: it would not get to its first step."""
+    start = prospect.restart(offer) * 3600 if prospect is not None else 0.0
+    return max(start, LEAST_BEATS * config.limits(simulated=offer.simulated).beat)
 
 
 def _simulated(row: PlacementRow) -> bool:

@@ -455,7 +455,8 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
         ended = row.ended_at + STRAY if row.ended_at is not None and row.status == "closed" else row.ended_at
         until = ended or _end_by(row.state, row.generation) or row.request["end_by"]
         most = row.request.get("bid")
-        found[row.job, row.generation] = Bill(hourly, began, until, over=row.ended_at is not None, most=most)
+        over = row.ended_at is not None
+        found[row.job, row.generation] = Bill(hourly, began, until, over=over, most=most, job=row.job)
     return found
 
 

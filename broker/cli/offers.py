@@ -425,6 +425,9 @@ def nothing(queries: Sequence[OfferQuery], failures: Mapping[str, str], decision
         what = "; ".join([*failing, *([absent] if absent else [])])
         fix = "broker check says how to set them up"
         return ConfigError(f"no provider that rents out GPUs can be asked: {what}", fix=fix)
+    if decision is not None and decision.short:
+        where = "configuration" if decision.short.startswith("monthly") else "task"
+        return NothingAvailable("; ".join(reasons), fix=f"raise {decision.short} in the {where}, or ask for less")
     silent = [unasked(name, text) for name, text in failures.items()]
     why = [text for text in reasons if text not in silent][:3] or ["no offer fits now"]
     what = "; ".join([*why, *silent])

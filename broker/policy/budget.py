@@ -32,6 +32,7 @@ class Bill:
     """One machine. hourly: USD per hour. since: its launch. until: its end, or the moment by which it ends itself.
 
     over: it has ended, and nothing more is billed. most: what an hour may come to cost, where its price can rise.
+    job: whose it is.
     """
 
     hourly: float
@@ -39,25 +40,31 @@ class Bill:
     until: float
     over: bool = False
     most: float | None = None
+    job: str = ""
 
     def spent(self, now: float, start: float = -inf) -> float:
         """USD between `start` and `now`, at the most."""
         end = self.until if self.over else now
         return max(self.hourly, self.most or 0.0) * max(0.0, end - max(self.since, start)) / 3600
 
-    def committed(self, now: float) -> float:
-        """USD that it may still cost after `now`, ended by nobody but itself."""
+    def committed(self, now: float, end: float = inf) -> float:
+        """USD that it may still cost after `now` and before `end`, ended by nobody but itself."""
         if self.over:
             return 0.0
-        hourly = max(self.hourly, self.most or 0.0)
-        return hourly * max(self.until - now, SETTLING if now >= self.since else 0.0) / 3600
+        least = SETTLING if now >= self.since else 0.0
+        return max(self.hourly, self.most or 0.0) * max(min(self.until, end) - now, least) / 3600
+
+    def after(self, end: float) -> float:
+        """USD that it may come to cost after `end`."""
+        return 0.0 if self.over else max(self.hourly, self.most or 0.0) * max(0.0, self.until - end) / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Purse:
-    """A limit and what counts against it. start: what was spent before does not. name: `budget` or `monthly_budget`.
+    """A limit and what counts against it. name: `budget` or `monthly_budget`.
 
-    own: those of the bills that are the job's own.
+    start: what was spent before does not count. end: from then on the limit is there anew, whole. own: those of the
+    bills that are the job's own.
     """
 
     name: str
@@ -65,20 +72,39 @@ class Purse:
     bills: tuple[Bill, ...] = ()
     start: float = -inf
     own: tuple[Bill, ...] = ()
+    end: float = inf
 
     def spent(self, now: float) -> float:
         return sum(bill.spent(now, self.start) for bill in self.bills)
 
     def committed(self, now: float) -> float:
-        return sum(bill.committed(now) for bill in self.bills)
+        return sum(bill.committed(now, self.end) for bill in self.bills)
 
     def left(self, now: float) -> float:
         """USD that nothing has a claim on; below zero where the limit was lowered."""
         return self.limit - self.spent(now) - self.committed(now)
 
+    def ahead(self) -> float:
+        """USD that nothing has a claim on yet once the limit is there anew."""
+        return self.limit - sum(bill.after(self.end) for bill in self.bills) if self.end < inf else inf
+
+    def holds(self, now: float) -> bool:
+        return self.left(now) >= 0 and self.ahead() >= 0
+
+    def claims(self, now: float) -> dict[str, tuple[float, float]]:
+        """USD that each job's machines may still cost, the dearest first, and when the last of them has ended."""
+        found: dict[str, tuple[float, float]] = {}
+        for bill in self.bills:
+            if (usd := bill.committed(now, self.end)) > 0:
+                before, until = found.get(bill.job, (0.0, now))
+                found[bill.job] = before + usd, max(until, bill.until)
+        return dict(sorted(found.items(), key=lambda entry: -entry[1][0]))
+
     def until(self, hourly: float, now: float) -> float:
         """When a machine at that price, rented now, must have ended; not after `now` where nothing is left."""
         seconds = self.left(now) / hourly * 3600
+        if now + seconds >= self.end:
+            seconds = self.end - now + max(0.0, self.ahead()) / hourly * 3600
         return now + seconds - min(LONGEST_MARGIN, MARGIN * max(0.0, seconds))
 
 
@@ -91,3 +117,8 @@ def month(at: float) -> float:
     """When the calendar month of a moment began, by UTC."""
     parts = time.gmtime(at)
     return float(timegm((parts.tm_year, parts.tm_mon, 1, 0, 0, 0, 0, 0, 0)))
+
+
+def next_month(at: float) -> float:
+    """When the next one begins."""
+    return month(month(at) + 32 * 86_400.0)

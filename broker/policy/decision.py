@@ -118,7 +118,8 @@ class Decision:
 
     next_try: with no offer, when a cooldown allows the next attempt or the market is to be looked at again, seconds
     since the epoch; None where waiting does not help. timing: what a deadline asked for. spotless: since when no
-    spot has been there for a job that holds out for it. unasked: with no offer, some provider did not answer.
+    spot has been there for a job that holds out for it. unasked: with no offer, some provider did not answer. short:
+    the budget that does not pay for as much as the start of what would be taken.
     """
 
     offer: Offer | None
@@ -129,6 +130,7 @@ class Decision:
     timing: Timing | None = None
     spotless: float | None = None
     unasked: bool = False
+    short: str = ""
 
     @property
     def waits(self) -> bool:

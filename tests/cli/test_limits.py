@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from cli.command import Cli
@@ -36,7 +37,24 @@ def test_the_plan_tells_the_deadline_the_work_and_the_budget(cli: Cli) -> None:
     shown = cli("plan", "limited").stdout
     assert "6 h left, by work.hours: 6" in shown
     assert "in 9 h 00 m, 6 h of work left, 2 h 59 m to spare" in " ".join(shown.split())
-    assert "more than that" in " ".join(shown.split())
+    assert re.search(r"more than that; budget: 0\.\d\d would do", " ".join(shown.split()))
+
+
+def test_a_budget_that_pays_for_no_start_is_said_before_the_launch(cli: Cli) -> None:
+    written(cli, "work: {hours: 6}\nbudget: 0.000001\n")
+    for verb in (("plan",), ("run", "-y")):
+        refused = cli(*verb, "limited", code=75).stderr
+        assert "budget of 1e-06 USD is too little: 0.00 spent, which leaves 0 s of spot in local/" in refused
+        assert "for which 0.01 would do; finishing is expected to cost 0." in refused
+        assert "raise budget in the task" in refused
+    assert cli.json("ps", "-a") == []
+
+
+def test_the_plan_tells_what_is_left_of_the_month(cli: Cli) -> None:
+    written(cli, "work: {hours: 6}\n")
+    (cli.folder / "config.toml").write_text("monthly_budget = 1.0\n", encoding="utf-8")
+    shown = " ".join(cli("plan", "limited").stdout.split())
+    assert "this month 1.00 of 1.00 USD left: 0.00 spent; what is left pays for " in shown
 
 
 def test_the_plan_tells_what_a_move_takes(cli: Cli) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.policy.budget import SETTLING, Bill, Purse, ends, month
+from broker.policy.budget import SETTLING, Bill, Purse, ends, month, next_month
 
 NOW = 1_790_000_000.0
 HOUR = 3600.0
@@ -42,6 +42,25 @@ def test_a_price_that_may_rise_is_committed_at_its_most() -> None:
 def test_nothing_is_left_after_the_limit() -> None:
     purse = Purse("budget", 1.0, (Bill(1.0, NOW - 2 * HOUR, NOW - HOUR, over=True),))
     assert purse.until(1.0, NOW) <= NOW
+
+
+def test_what_is_billed_next_month_is_next_months() -> None:
+    """Four hours before it begins, with six USD left and another machine that goes on for ten hours."""
+    end = 1_798_761_600.0  # 2027-01-01
+    now = end - 4 * HOUR
+    assert (next_month(now), month(end)) == (end, end)
+    other = Bill(1.0, now - HOUR, end + 6 * HOUR, job="other")
+    purse = Purse("monthly_budget", 11.0, (other,), month(now), end=end)
+    assert (purse.spent(now), purse.committed(now), purse.left(now)) == (1.0, 4.0, 6.0)
+    assert purse.claims(now) == {"other": (4.0, end + 6 * HOUR)}
+    assert purse.until(2.0, now) == pytest.approx(now + 3 * HOUR - 60), "this month does not pay for all of its hours"
+    assert purse.ahead() == 5.0
+    assert purse.until(1.0, now) == pytest.approx(end + 5 * HOUR - 60), "the next one pays for the rest"
+    mine = Bill(1.0, now, end + 5 * HOUR)
+    assert replace(purse, bills=(other, mine)).holds(now)
+    assert not replace(purse, bills=(other, replace(mine, until=end + 6 * HOUR))).holds(now)
+    assert not replace(purse, bills=(other, replace(mine, hourly=2.0))).holds(now)
+    assert Purse("budget", 5.0, (other,)).ahead() == math.inf
 
 
 def test_a_month_is_the_calendars() -> None:
@@ -111,3 +130,24 @@ def test_a_job_never_spends_more_than_its_budget(seed: int, budget: float, at_on
     last = max((m.until for m in machines), default=now)
     total = sum(m.hourly * ((m.ended or min(m.until, m.leaves or last)) - m.since) / HOUR for m in machines)
     assert total <= budget * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**32), st.floats(1, 50))
+def test_no_month_costs_more_than_its_budget(seed: int, limit: float) -> None:
+    """Jobs are rented for in the days around a month's beginning, each until the moment that the purse allows."""
+    rng, border = random.Random(seed), 1_798_761_600.0
+    now, bills = border - 40 * HOUR, list[Bill]()
+    for _ in range(30):
+        now += rng.uniform(0, 4 * HOUR)
+        bills = [replace(bill, over=True) if bill.until <= now else bill for bill in bills]
+        start = month(now)
+        purse = Purse("monthly_budget", limit, tuple(bills), start, end=next_month(start))
+        hourly = rng.uniform(0.05, 5)
+        until = min(purse.until(hourly, now), now + rng.uniform(0, 72) * HOUR)
+        if until - now > 300:
+            assert replace(purse, bills=(*bills, Bill(hourly, now, until))).holds(now)
+            bills.append(Bill(hourly, now, until))
+    for begin in (month(border - 1), border):
+        spans = [(bill.hourly, max(bill.since, begin), min(bill.until, next_month(begin))) for bill in bills]
+        assert sum(hourly * max(0.0, last - first) / HOUR for hourly, first, last in spans) <= limit + 1e-6

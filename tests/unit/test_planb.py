@@ -122,15 +122,46 @@ def test_what_a_leaving_machine_did_not_use_goes_to_the_one_that_runs(staged: An
 
 
 def test_a_month_has_a_budget_over_all_jobs(staged: Any) -> None:
-    stage = staged([STEADY], work=2 * HOUR, monthly=10.0)
-    first, second = stage.submit(max_hours=2.5), stage.submit(max_hours=2.5)
+    """The first one is committed to 3 h, 9.18 of the 12.50 USD: the second has what is left, the third nothing."""
+    stage = staged([STEADY], work=2 * HOUR, monthly=12.5)
+    first, second, third = (stage.submit(max_hours=3) for _ in range(3))
     stage.run(first, until=lambda: stage.state(first).live is not None)
-    stage.run(second)  # the first one is committed to 2.5 h, 7.65 of the 10 USD
-    assert (second.status, second.exit_code) == ("limit", 104), stage.story(second)
-    assert "monthly_budget" in second.message
+    stage.run(second, until=lambda: stage.state(second).live is not None)
+    (row,) = second.placements()
+    told = f"by monthly_budget: 3.32 of 12.50 left, 0.00 spent, 9.18 committed to machines that run ({first.id} 9.18"
+    assert any(told in reason for reason in row.reasons), row.reasons
+    stage.run(third)
+    assert (third.status, third.exit_code) == ("limit", 104), stage.story(third)
+    assert third.message.startswith("monthly_budget of 12.5 USD is too little: 0.00 spent, 12.4")
+    assert f"({first.id} 9.18 until " in third.message
+    assert f"{second.id} 3.2" in third.message
+    assert "a start needs 5 m, for which 12.7" in third.message
+    assert f"wait, or broker stop {first.id}" in third.row.fix
+    stage.run(second)
+    assert second.message == "monthly_budget reached; the newest snapshot is safe"
     stage.run(first)
     assert first.status == "succeeded"
-    assert stage.cloud.spent() <= 10.0
+    assert stage.cloud.spent() <= 12.5
+    third.resume()  # what the first did not use is free again
+    stage.run(third, until=lambda: stage.state(third).live is not None or third.refresh().done)
+    assert stage.state(third).live is not None, stage.story(third)
+
+
+def test_a_budget_that_pays_for_no_start_rents_nothing(staged: Any) -> None:
+    """Five minutes of 3.06 an hour until the first step: a budget below that would be spent on nothing."""
+    stage = staged([STEADY], work=2 * HOUR)
+    job = stage.submit(budget=0.25)
+    stage.run(job)
+    assert (job.status, job.exit_code) == ("limit", 104)
+    assert job.message.startswith("budget of 0.25 USD is too little: 0.00 spent, which leaves 5 m of on-demand in ")
+    assert "for which 0.27 would do" in job.message
+    assert job.row.fix == f"broker resume {job.id} --budget USD goes on, with a higher one"
+    assert stage.cloud.spent() == 0
+    job.resume(budget=0.27)
+    stage.run(job)
+    assert job.message == "budget reached; the newest snapshot is safe"
+    (row,) = job.placements()
+    assert 300 <= row.request["end_by"] - row.launched_at <= 0.27 / ON_DEMAND * HOUR
 
 
 def test_what_a_machine_really_costs_counts_against_the_budget(staged: Any) -> None:
