@@ -18,10 +18,10 @@ from broker.offer import Market, Offer, OfferQuery, hourly_of
 from broker.policy.due import zone
 from broker.policy.hazard import Experience, Seen, by_part, ran
 from broker.policy.infra import matcher as within_infra
-from broker.policy.past import Past
+from broker.policy.past import MET, Past
 from broker.policy.season import moves, sampled, weekly, zone_of
 from broker.policy.shape import misfit
-from broker.policy.spells import UNKNOWN, Sky
+from broker.policy.spells import Sky
 from broker.store import insert_into, made, metadata, prices
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class Records:
             name = zone(offer)
             row, turn = last.get(name), turned.get(name)
             if row is not None and row.up and turn is not None and now - row.at <= LOOKED_AWAY:
-                since[key] = turn.at - (UNKNOWN * 3600 if turn.fresh else 0.0)
+                since[key] = turn.at - (MET * 3600 if turn.fresh else 0.0)
         moving = {key: spot for key, spot in spots.items() if moves(spot)}
         seasons = {key: weekly(samples, zone_of(moving[key].region)) for key, samples in self.samples(moving, now)}
         return Past({key: season for key, season in seasons.items() if season is not None}, since)

@@ -12,11 +12,12 @@ from typing import Any
 from broker.offer import Market, Offer
 from broker.policy.renewal import EDGES, UP_HAZARD
 from broker.policy.season import PRIOR, Season, moves, zone_of
-from broker.policy.spells import UNKNOWN
 
-_AGES = (0.085, 0.25, 0.5, 1.0, 2.0, 4.0, UNKNOWN, 16.0, 48.0)
-"""The hours that stand for each phase of age; UNKNOWN is in its own."""
-RANDOM = bisect_right(EDGES, UNKNOWN)
+MET = 6.0
+"""Hours that a zone is taken to have been up when it was first seen, as `broker.policy.spells` takes it too."""
+_AGES = (0.085, 0.25, 0.5, 1.0, 2.0, 4.0, MET, 16.0, 48.0)
+"""The hours that stand for each phase of age."""
+RANDOM = bisect_right(EDGES, MET)
 """The phase of a zone that was met at random, for which all published rates are."""
 
 
@@ -69,7 +70,7 @@ def ageing(phase: int, hours: float) -> float:
     The shape is that of the tuning traces (`broker.policy.renewal`): a loss gets ever less likely the longer a zone has
     been up. On a long run it hardly matters how old the zone was at its start.
     """
-    return _losses(_AGES[phase], hours) / _losses(UNKNOWN, hours)
+    return _losses(_AGES[phase], hours) / _losses(MET, hours)
 
 
 def _losses(age: float, hours: float) -> float:

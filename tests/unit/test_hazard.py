@@ -25,7 +25,8 @@ from broker.policy.hazard import (
     updated,
     weekend_share,
 )
-from broker.policy.past import Past
+from broker.policy.past import MET, Past
+from broker.policy.spells import UNKNOWN
 
 MONDAY = 1_796_000_400.0 - 1_796_000_400.0 % 86_400 - 86_400 * 3
 DAY = 86_400.0
@@ -132,6 +133,7 @@ def test_a_new_zone_is_lost_more_often_and_an_old_one_less(monday: float) -> Non
         past = Past(since={offer.key: monday - age * 3600})
         return hazard(offer, at=monday, hours=hours, past=past) / hazard(offer, at=monday, hours=hours)
 
+    assert MET == UNKNOWN
     assert at_age(0.0, 0.0) == pytest.approx(1.835 / 0.165)
     # 2 h of a zone that is new: 0.0-0.17 h ... 1.34-2.7 h of its phases; of one met at random 6 to 8 h
     losses = 0.085 * 1.835 + 0.17 * 1.379 + 0.33 * 0.901 + 0.67 * 0.581 + 0.745 * 0.385
