@@ -96,7 +96,8 @@ class CacheFolders:
     """The cache folders of one machine, and what the home has of them. Used by one thread at a time.
 
     folders: name in the task -> (where it lies here, where its program sees it). hides: does this content give a secret
-    away? last: the newest that the home has; of it only what was seen to be sound counts as stored.
+    away? pace: of saving; what is restored is waited for, and comes as fast as a snapshot. last: the newest that the
+    home has; of it only what was seen to be sound counts as stored.
     """
 
     def __init__(
@@ -169,9 +170,7 @@ class CacheFolders:
             raise HomeError(f"{told_size(needed)} are needed at {to}, and {told_size(free)} are free")
         fresh, packs = place / f"{OURS}fresh-{mark}", place / f"{OURS}packs-{mark}"
         try:
-            fetched = fill(
-                self.home, self.keys, manifest, fresh, self.pace, partial(_unpacked, folder.packs, packs, gate)
-            )
+            fetched = fill(self.home, self.keys, manifest, fresh, None, partial(_unpacked, folder.packs, packs, gate))
             for path in manifest.files:
                 os.utime(fresh / path, ns=(folder.times.get(path, 0),) * 2)
             if inside:
@@ -382,6 +381,9 @@ def _lay(fresh: Path, to: Path, manifest: Manifest) -> None:
     made = [path for path in sorted(manifest.folders) if not (to / path).is_dir()]
     for path in made:
         (to / path).mkdir()
+    for path in manifest.folders:
+        if (to / path).is_symlink():
+            raise HomeError(f"{to / path} is a link, and what lies behind it is not of the cache")
     for path in (*manifest.files, *manifest.links):
         (fresh / path).rename(to / path)
     for path in reversed(made):

@@ -106,6 +106,8 @@ class Keeper(threading.Thread):
         self._began_with = "nothing"
         cache = self.folders.find()
         if cache is None:
+            if size_of(self.folders.look()):
+                self._began_with = None  # of an image, or this machine's own from before it came back
             return
         self._times = cache.times
         missing = self.folders.missing()

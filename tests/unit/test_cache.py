@@ -13,7 +13,7 @@ import pytest
 from broker.allowance import Stopwatch, TooSlow, to_restore, to_send
 from broker.cache import Cache, CacheKeys, Times, newest
 from broker.cachefolders import OURS, CacheFolders, Moving
-from broker.errors import SnapshotCorrupt
+from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys
 
 KEYS = JobKeys("j")
@@ -207,6 +207,20 @@ def test_what_lies_there_already_stays(home: Home, tmp_path: Path) -> None:
     assert (hub / "models--image--big/blobs/2e").read_bytes() == b"big"
     assert (hub / "models--me--tiny/snapshots/abc/model.safetensors").stat().st_size == 3 << 20
     assert not list(two.root.rglob(f"{OURS}*"))
+
+
+def test_nothing_is_put_behind_a_link_that_leads_elsewhere(home: Home, tmp_path: Path) -> None:
+    one = Machine(home, tmp_path, 1)
+    one.write("uv/a/b", b"from elsewhere")
+    one.save()
+    two = Machine(home, tmp_path, 2)
+    two.write("uv/own")
+    (tmp_path / "outside").mkdir()
+    (two.root / ".cache/uv/a").symlink_to(tmp_path / "outside")
+    with pytest.raises(HomeError, match="is a link"):
+        two.bring()
+    assert not list((tmp_path / "outside").iterdir())
+    assert sorted(path.name for path in (two.root / ".cache/uv").iterdir()) == ["a", "own"]
 
 
 @pytest.mark.parametrize("how", ["missing", "other content"])

@@ -54,9 +54,9 @@ def keeper_of(machine: Machine, home: Home, place: Path) -> Keeper:
 @pytest.fixture
 def keeper(machine: Machine, home: Home, tmp_path: Path) -> Iterator[Keeper]:
     made = keeper_of(machine, home, tmp_path)
+    made.restore()
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "a").write_text("a")
-    made.restore()
     yield made
     made.finish(0)
     wait_for(lambda: not made.is_alive())
@@ -152,6 +152,19 @@ def test_what_the_program_fetches_is_timed_to_its_first_step(
     again.start()
     wait_for(lambda: times(home) == Times(65.0, 13.0, by_setup=False))
     again.finish(20.0)
+
+
+def test_a_machine_that_came_back_times_nothing(machine: Machine, home: Home, tmp_path: Path) -> None:
+    """Its setup finds everything there, which says nothing of a machine where it does not."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a").write_text("a")
+    keeper = keeper_of(machine, home, tmp_path)
+    keeper.restore()
+    keeper.ready(0.5, setup=True)
+    keeper.start()
+    wait_for(lambda: saved(home) == {"a"})
+    assert times(home) == Times()
+    keeper.finish(20.0)
 
 
 def test_a_folder_that_is_not_kept_here_is_told(keeper: Keeper, machine: Machine) -> None:
