@@ -51,8 +51,8 @@ class Bill:
         """USD that it may still cost after `now` and before `end`, ended by nobody but itself."""
         if self.over:
             return 0.0
-        least = SETTLING if now >= self.since else 0.0
-        return max(self.hourly, self.most or 0.0) * max(min(self.until, end) - now, least) / 3600
+        until = max(self.until, now + SETTLING if now >= self.since else now)
+        return max(self.hourly, self.most or 0.0) * max(0.0, min(until, end) - now) / 3600
 
     def after(self, end: float) -> float:
         """USD that it may come to cost after `end`."""

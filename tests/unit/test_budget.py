@@ -133,6 +133,7 @@ def test_a_job_never_spends_more_than_its_budget(seed: int, budget: float, at_on
 
 
 @settings(deadline=None, max_examples=200)
+@example(83525, 3.0)
 @given(st.integers(0, 2**32), st.floats(1, 50))
 def test_no_month_costs_more_than_its_budget(seed: int, limit: float) -> None:
     """Jobs are rented for in the days around a month's beginning, each until the moment that the purse allows."""
