@@ -115,13 +115,14 @@ class Seen:
 class Limits:
     """Seconds that a job's machines are held to. silence: without a changed beat; grace: to save after an order.
 
-    keep: how long, and for how much, the machine of a program that failed is kept.
+    keep: how long, and for how much, the machine of a program that failed is kept. saves: the task has a checkpoint.
     """
 
     silence: float = 300.0
     grace: float = 60.0
     max_moves: int = 50
     keep: Keep | None = None
+    saves: bool = True
 
 
 def react(state: JobState, seen: Seen, limits: Limits) -> JobState | None:
@@ -289,6 +290,9 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
     if word == "ended":
         if live.end_why in JOB_LIMITS:
             return _limit(state, live, seen)
+        state, vain = _in_vain(state, live, seen, limits)
+        if vain is not None:
+            return _out(state, live, seen, why=live.end_why, order="end").to("retire", outcome=vain)
         return _move(state, live, seen, limits, why=live.end_why, ends_at=None)
     outcome = {
         "succeeded": Outcome("succeeded", 0, "succeeded"),
@@ -321,9 +325,26 @@ def _overdue(state: JobState, live: Held, seen: Seen, limits: Limits) -> JobStat
     """The machine should have ended itself by now, and its guest has not said that it does."""
     if live.end_why in JOB_LIMITS:
         return _limit(state, live, seen)
+    state, outcome = _in_vain(state, live, seen, limits)
     out = _out(state, live, seen, why=live.end_why, order="end", blocking=True)
+    if outcome is not None:
+        return out.to("retire", outcome=outcome)
     moved = _next(replace(out, after=live.generation, start_by=None, go=False), limits)
     return moved if moved.outcome else moved.to("retire")
+
+
+def _in_vain(state: JobState, live: Held, seen: Seen, limits: Limits) -> tuple[JobState, Outcome | None]:
+    """Count a machine that met its own end and has saved nothing new; the end of a job that would go on so for ever."""
+    state = replace(state, vain=0 if seen.seq(live.generation) else state.vain + 1)
+    if state.vain < (STRIKES if limits.saves else 1):
+        return state, None
+    if limits.saves:
+        why = f"{STRIKES} machines in a row reached {live.end_why} without a new snapshot"
+        return state, Outcome("limit", 104, why, "raise max_hours, or save more often: each one starts where they did")
+    why = f"{live.end_why} reached, and nothing is saved: another machine would start from the beginning"
+    return state, Outcome(
+        "limit", 104, why, "raise max_hours, or name the folder that the program saves to: `checkpoint`"
+    )
 
 
 def _lost(state: JobState, live: Held, cause: Cause | None, seen: Seen, limits: Limits) -> JobState:

@@ -99,7 +99,8 @@ class JobState:
 
     phase: pick, launch, watch, retire, account, done. generation: the last one used. not_before with `then`: wait in
     `watch` until then and go on with that phase. after, start_by: what the next program waits for. tries: how often the
-    present generation's launch was ambiguous. strikes: machines in a row that never gave a beat. stuck: how often its
+    present generation's launch was ambiguous. strikes: machines in a row that never gave a beat; vain: that met
+    their own end without a new snapshot. stuck: how often its
     program was ended for want of a sign of life. lost: the generation
     whose offer the next pick should avoid, and why. places: patterns among which its user wants the next machine;
     dropped once it is had. heading: the offer that a job with a live machine is moving to of
@@ -126,6 +127,7 @@ class JobState:
     waits: int = 0
     tries: int = 0
     strikes: int = 0
+    vain: int = 0
     stuck: int = 0
     lost: tuple[int, str] | None = None
     errors: int = 0

@@ -425,6 +425,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
         grace=world.limits(simulated=False).grace,
         max_moves=int(row.task.get("max_moves", 50)),
         keep=Keep(**kept) if (kept := row.task.get("keep_on_failure")) else None,
+        saves=row.task.get("checkpoint") is not None,
     )
 
     def wake() -> None:

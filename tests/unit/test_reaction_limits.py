@@ -108,3 +108,32 @@ def test_the_market_is_weighed_when_it_is_time_and_the_program_runs() -> None:
     later = replace(state, weigh_at=NOW + 40)
     assert react(later, seen, LIMITS) is None
     assert wake_at(later, seen, LIMITS) == NOW + 40
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_machines_that_end_themselves_without_a_new_snapshot_end_the_job(late: bool) -> None:
+    """The third in a row; one that has saved something begins the count anew."""
+
+    def ended(state: JobState, seq: int = 0, **limits: object) -> JobState:
+        assert state.live is not None
+        number = state.live.generation
+        told = beat(seq=seq) if late else beat(seq=seq, result={"outcome": "ended"})
+        seen = Seen(NOW + 9500 if late else NOW, instances={number: instance()}, beats={number: told})
+        after = react(state, seen, replace(LIMITS, max_moves=50, **limits))  # type: ignore[arg-type]
+        assert after is not None
+        return after
+
+    state = job()
+    for number in (1, 2):
+        after = ended(state)
+        assert (after.outcome, after.vain) == (None, number)
+        state = replace(after, live=held(number + 1), generation=number + 1, retiring=(), phase="watch")
+    assert (ended(state, seq=4).outcome, ended(state, seq=4).vain) == (None, 0)
+    last = ended(state)
+    assert last.outcome is not None
+    assert last.outcome.exit_code == 104
+    assert last.outcome.message == "3 machines in a row reached max_hours without a new snapshot"
+    assert last.live is None
+    unsaved = ended(job(), saves=False)
+    assert unsaved.outcome is not None
+    assert "nothing is saved" in unsaved.outcome.message
