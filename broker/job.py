@@ -435,8 +435,17 @@ def plan(
     config: Config | None = None,
 ) -> Plan:
     """Rank what could be rented for a task now, with reasons. Costs nothing and leaves nothing behind."""
-    from broker import identity, registry
     from broker.consent import consented
+    from broker.taskfile import placing
+
+    config = config or load_config()
+    task = consented(_settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra}), config.state)
+    with placing(task):
+        return _plan(task, config)
+
+
+def _plan(task: Task, config: Config) -> Plan:
+    from broker import identity, registry
     from broker.market import Marketplace
     from broker.mounts import measure
     from broker.outlook import planned, with_sky
@@ -447,8 +456,6 @@ def plan(
     from broker.renewals import unattended
     from broker.workdir import size
 
-    config = config or load_config()
-    task = consented(_settled(load_task(task), {"spot": spot, "max_price": max_price, "infra": infra}), config.state)
     home = home_of(task, config)
     mounts = measure(task.file_mounts, config, home, min(resources.disk for resources in task.resources))
     now, records = time.time(), _records(config)
@@ -564,13 +571,15 @@ def submit(
     from broker.messages import Messages
     from broker.placement import prepare
     from broker.store import JobRow
+    from broker.taskfile import placing
     from broker.vault import seal
 
     task = consented(task.with_hidden_sealed(), config.state)
     notify = task.notify.filled(os.environ) if task.notify is not None else None
     job_id = job_id or f"{task.slug}-{uuid.uuid4().hex[:6]}"
     home = home_of(task, config)
-    prepared = {**prepare(job_id, task, home, config), **_deadline(task)}
+    with placing(task):
+        prepared = {**prepare(job_id, task, home, config), **_deadline(task)}
     row = JobRow(
         id=job_id,
         name=task.name,

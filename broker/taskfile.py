@@ -9,6 +9,7 @@ reported together with what was wrong in an earlier one: a wrong value is set as
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -93,6 +94,25 @@ def document(path: Path) -> dict[str, Any]:
     value, _ = read_document(path.read_text(encoding="utf-8-sig"), str(path))
     plain: dict[str, Any] = value.plain()
     return plain
+
+
+@contextlib.contextmanager
+def placing(task: Task) -> Iterator[None]:
+    """Give what is found wrong with a task only later, such as a file that is not there, its place in the task file."""
+    try:
+        yield
+    except TaskError as error:
+        if error.line is not None or not error.field or task.source is None or not task.source.is_file():
+            raise
+        found, _ = read_document(task.source.read_text(encoding="utf-8-sig"), str(task.source))
+        message = error.message.removeprefix(f"{error.file}: ")
+        told = [line.removeprefix(f"{error.file}: ") for line in message.split("\n")]
+        if not told[0].startswith(error.field):
+            told[0] = f"{error.field}: {told[0]}"
+        line, column = found.place(_steps(error.field))
+        raise type(error)(
+            "\n".join(told), file=str(task.source), line=line, column=column, field=error.field, fix=error.fix
+        ) from error
 
 
 class _Reader:

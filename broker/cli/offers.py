@@ -368,20 +368,18 @@ def refuse_shared(task: Task, named: Sequence[Sequence[str]] = (("local",),)) ->
     from broker import registry
     from broker.errors import TaskError
     from broker.policy.infra import may_name
+    from broker.taskfile import placing
 
     others = [name for name in registry.names() if name != "local"]
     if any(may_name(places, name) for places in named for name in others):
         return
     paths = [("checkpoint.path", task.checkpoint.path)] if task.checkpoint else []
-    paths += [("file_mounts", mount.target) for mount in task.file_mounts]
+    paths += [(f"file_mounts.{mount.target}", mount.target) for mount in task.file_mounts]
     for field, path in paths:
         if path.startswith("/"):
-            raise TaskError(
-                f"{field}: {path} is absolute, and `local` machines share this computer",
-                file=str(task.source or ""),
-                field=field,
-                fix="use a path in the workdir or below ~/",
-            )
+            what = f"{field}: is absolute, and `local` machines share this computer"
+            with placing(task):
+                raise TaskError(what, field=field, fix=f"use a path in the workdir or below ~/ instead of {path}")
 
 
 def must_have_provider(queries: Sequence[OfferQuery]) -> None:

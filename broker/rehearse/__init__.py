@@ -101,11 +101,13 @@ class Rehearsal:
         """
         from broker.job import home_of
         from broker.mounts import measure
+        from broker.taskfile import placing
 
-        measure(task.file_mounts, config, home_of(task, config), min(resources.disk for resources in task.resources))
+        with placing(task):
+            measure(task.file_mounts, config, home_of(task, config), min(wish.disk for wish in task.resources))
+            rehearsed, notes = _adapted(task, container=container)
         stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         folder = config.state / "rehearsals" / stamp
-        rehearsed, notes = _adapted(task, container=container)
         # Disks stay until the rehearsal is over: what a failed one leaves behind is what its user wants to see.
         own = {**config.provider("local"), "root": str(folder / "local"), "keep_disks": True}
         throwaway = dataclasses.replace(
@@ -219,7 +221,6 @@ def _adapted(task: Task, *, container: bool) -> tuple[Task, tuple[str, ...]]:
     if container and image is None:
         raise TaskError(
             "names no container image to be rehearsed in",
-            file=str(task.source or ""),
             field="resources.image_id",
             fix="name one, such as `resources: {image_id: docker:python:3.12}`, or leave out --container",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import broker
 from broker import quantity
+from broker.config import load as load_config
 from broker.errors import TaskError
 from broker.offer import Market, Trust
 from broker.task import Checkpoint, Rehearse, Resources, Task, Work, load
@@ -563,3 +566,28 @@ def test_absolute_paths_ask_for_a_machine_of_the_jobs_own(tmp_path: Path, text: 
     (query,) = read(tmp_path, f"run: x\nresources: {{infra: local}}\n{text}").queries
     assert query.alone is alone
     assert bool(LocalProvider({}, tmp_path).offers(query)) is not alone
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("deadline: 6h\n", (4, 11), "deadline: cannot be held"),
+        ("file_mounts:\n  data: no/such\n", (5, 9), "file_mounts.data: no such file or folder"),
+        ("file_mounts:\n  ~/big.d/x: sparse\nresources: {disk_size: 1}\n", (5, 3), "file_mounts: 2.0 GiB do not fit"),
+        ("workdir: linked\n", (4, 10), "workdir: "),
+    ],
+)
+def test_what_is_found_wrong_only_by_a_plan_has_its_place_too(
+    tmp_path: Path, text: str, place: tuple[int, int], words: str
+) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "link").symlink_to("/etc/hostname")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2 * 1024**3)
+    path = tmp_path / "t.yaml"
+    path.write_text(f"# a comment\nrun: echo\nspot: never\n{text}", encoding="utf-8")
+    config = load_config(state=tmp_path / "state", file=tmp_path / "config.toml")
+    with pytest.raises(TaskError, match=re.escape(words)) as caught:
+        broker.plan(path, config=config, infra=["local"])
+    assert (caught.value.line, caught.value.column) == place
+    assert caught.value.message.startswith(f"{path}:{place[0]}:{place[1]}: {words}")
