@@ -159,7 +159,9 @@ def _impossible(
     known: Sequence[Candidate], need: Mapping[int, float], work: float, time: float, due: Due
 ) -> tuple[str, ...]:
     """What is said before anything is rented: why not, and what would do, with its price."""
-    lines = [f"the deadline in {told(time + due.reserve)} cannot be met: {work:.3g} h of work"]
+    left = time + due.reserve
+    when = f"in {told(left)}" if left > 0 else f"of {told(-left)} ago"
+    lines = [f"the deadline {when} cannot be met: {work:.3g} h of work"]
     if known:
         fast = min(known, key=lambda c: (need[id(c)], c.cost))
         steady = [c for c in known if c.offer.market is Market.ON_DEMAND and need[id(c)] <= need[id(fast)] + _SMALL]

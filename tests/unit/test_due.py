@@ -152,6 +152,7 @@ def test_a_deadline_that_cannot_be_met_is_said_with_what_would_do() -> None:
     assert found.offer is None
     assert found.next_try is None
     assert found.reasons[0].startswith("the deadline in 3 h 00 m cannot be met: 6 h of work, done soonest in 4 h 05 m")
+    assert decision(offers, 6.0, -2.0).reasons[0].startswith("the deadline of 2 h 00 m ago cannot be met: 6 h of work")
     assert "on-demand in fake/b/b1 at 5.00, for 20.4" in found.reasons[0]
     assert "the cheapest is spot in fake/a/a1 at 0.9731" in found.reasons[1]
     assert found.reasons[2] == "deadline: 246m would do"
