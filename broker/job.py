@@ -458,7 +458,7 @@ def _plan(task: Task, config: Config) -> Plan:
 
     home = home_of(task, config)
     mounts = measure(task.file_mounts, config, home, min(resources.disk for resources in task.resources))
-    now, records = time.time(), _records(config)
+    now, records = time.time(), records_of(config)
     outlook = planned(task, home, config.home_config, records, now)
     book, due = Marketplace(config).offers(outlook.wish.queries), outlook.due
     if due is not None:
@@ -490,7 +490,7 @@ def _plan(task: Task, config: Config) -> Plan:
     )
 
 
-def _records(config: Config) -> Records | None:
+def records_of(config: Config) -> Records | None:
     """What this installation has seen; None before its first job, since a plan leaves nothing behind."""
     from broker.experience import Records
     from broker.store import open_store

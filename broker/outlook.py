@@ -19,7 +19,7 @@ from broker.offer import Market, Offer, Trust
 from broker.policy import egress
 from broker.policy.cost import LOST, Prospect
 from broker.policy.decision import HOME_KEY, Wish
-from broker.policy.due import Due, zone
+from broker.policy.due import Due, told, zone
 from broker.policy.hazard import Experience, hazard, model
 from broker.policy.memory import Memory
 from broker.policy.shape import misfit
@@ -97,17 +97,24 @@ def relative(speed: Mapping[str, float], on: str | None) -> dict[str, float]:
 def planned(task: Task, home: str, home_config: Mapping[str, str], records: Records | None, now: float) -> Outlook:
     """For a task that is no job yet. records: what this installation has seen, None where it has seen nothing.
 
-    Raises InvalidTaskError for a deadline where nothing tells how much work there is.
+    Raises InvalidTaskError for a deadline that has passed, and where nothing tells how much work there is.
     """
     measured = records.measured(task) if records is not None else Measured()
     work = _left(task, (), None, measured)
-    if task.deadline and work.hours is None:
-        refuse((NO_WORK,), str(task.source or ""), kind=InvalidTaskError)
     at = moment(task.deadline, now) if task.deadline else None
+    if at is not None and at <= now:
+        refuse((passed(task.deadline, at, now),), str(task.source or ""), kind=InvalidTaskError)
+    if at is not None and work.hours is None:
+        refuse((NO_WORK,), str(task.source or ""), kind=InvalidTaskError)
     due = Due(at, reserve=reserve_of(measured, at - now)) if at is not None else None
     prospect = _prospect(task, work, measured, home, home_config, resumed=False)
     wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, home, home_config))
     return Outlook(wish, records.experience() if records else Experience(), work, due, measured)
+
+
+def passed(deadline: str, at: float, now: float) -> Problem:
+    """That it is no deadline any more, and since when."""
+    return Problem("deadline", f"{deadline} has passed {told((now - at) / 3600)} ago", DEADLINES)
 
 
 def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outlook:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +18,7 @@ from broker.cli.unanswered import tell_unanswered
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from broker.offer import OfferQuery
     from broker.policy.estimate import Assumptions, Estimate, Price, Row
 
 PRICE = re.compile(
@@ -25,7 +28,13 @@ PRICE = re.compile(
 
 def estimate_verb(
     screen: Screen,
-    hours: Annotated[float, typer.Option("--hours", metavar="H", help="Hours of work on one machine.")],
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="TASK", help="Take the hours, the card and what is known of its checkpoints from it."),
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option("--hours", metavar="H", help="Hours of work on one machine; by the task without.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="GPU[:N]", help="Such as A100-80GB or H100:8.")] = None,
     price: Annotated[
         list[str] | None,
@@ -39,9 +48,13 @@ def estimate_verb(
     interruptions_per_hour: Annotated[
         float | None, typer.Option(metavar="N", help="How often spot is taken back; by the card without.")
     ] = None,
-    checkpoint_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes between two saves.")] = 30.0,
+    checkpoint_min: Annotated[
+        float | None, typer.Option(metavar="MIN", help="Minutes between two saves; by the task, else 30.")
+    ] = None,
     restart_min: Annotated[float, typer.Option(metavar="MIN", help="Minutes from a loss to the next step.")] = 5.0,
-    checkpoint_gb: Annotated[float, typer.Option(metavar="GB", help="Size of one checkpoint.")] = 0.0,
+    checkpoint_gb: Annotated[
+        float | None, typer.Option(metavar="GB", help="Size of one checkpoint; as earlier jobs of the task had.")
+    ] = None,
     hourly_value: Annotated[float, typer.Option(metavar="USD", help="What an hour of your time is worth.")] = 50.0,
     infra: InfraOption = None,
 ) -> None:
@@ -56,6 +69,14 @@ def estimate_verb(
         card, count = counted(gpu) if gpu else ("", 0)
     except ValueError as error:
         raise Usage(str(error), fix="--gpu A100-80GB:8") from error
+    known = Known() if task is None else _known(task, card, count, infra or ())
+    query = known.query or asked(gpu, cpus=0.0, memory=0.0, disk=20.0, infra=infra or (), spot=None)
+    card, count = query.gpu or "", query.gpu_count
+    hours = known.hours if hours is None else hours
+    if hours is None:
+        raise _without_hours(task)
+    checkpoint_min = (30.0 if known.every is None else known.every / 60) if checkpoint_min is None else checkpoint_min
+    checkpoint_gb = known.gigabytes if checkpoint_gb is None else checkpoint_gb
     _checked("--hours", hours, least=1e-9)
     numbers = {
         "--interruptions-per-hour": interruptions_per_hour or 0.0, "--checkpoint-min": checkpoint_min,
@@ -75,8 +96,62 @@ def estimate_verb(
         return screen.line(f"{made.best.provider}:{made.best.market}")
     from broker.cli.tables import labelled
 
-    screen.show(_table(made), "", labelled(_lines(made)))
+    screen.show(_table(made), "", labelled([*known.lines, *_lines(made)]))
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a task says of the sum. query: of its machine; every: seconds between two saves; lines: what was taken."""
+
+    query: OfferQuery | None = None
+    hours: float | None = None
+    every: float | None = None
+    gigabytes: float = 0.0
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+def _known(name: str, card: str, count: int, infra: Sequence[str]) -> Known:
+    """Of a task's first alternative, or of the one with that card."""
+    from broker.config import load
+    from broker.job import home_of, records_of
+    from broker.outlook import planned
+    from broker.policy.explain import asked_for
+    from broker.policy.hazard import model
+    from broker.task import load as load_task
+
+    task, config = load_task(name).within(infra), load()
+    wished = [query for query in task.queries if not card or (query.gpu, max(query.gpu_count, 1)) == (card, count)]
+    query = wished[0] if wished else replace(task.queries[0], gpu=card, gpu_count=count)
+    records = records_of(config)
+    outlook = planned(replace(task, deadline=""), home_of(task, config), config.home_config, records, time.time())
+    prospect = outlook.wish.prospect
+    assert prospect is not None
+    speed = prospect.speed.get(query.gpu or "", prospect.speed.get(model(query.gpu or ""), 1.0))
+    lines = [("task", f"{task.name}: {asked_for(query)}" + _others(len(task.queries)))]
+    if prospect.hours is not None:
+        pace = f", at {speed:g} times that speed" if speed != 1 else ""
+        lines.append(("work", f"{outlook.left.source}{pace}"))
+    return Known(
+        query=query,
+        hours=prospect.hours / speed if prospect.hours is not None else None,
+        every=task.checkpoint.every if task.checkpoint is not None else None,
+        gigabytes=round(prospect.checkpoint * 2**30 / 1e9, 2),
+        lines=tuple(lines),
+    )
+
+
+def _others(count: int) -> str:
+    return f", the first of its {count} alternatives; --gpu names another" if count > 1 else ""
+
+
+def _without_hours(task: str | None) -> Usage:
+    if task is None:
+        return Usage("how many hours of work?", fix="--hours 48, or a task file that says it")
+    return Usage(
+        f"nothing tells how many hours of work {task} has",
+        fix="--hours 48, or `work: {hours: 48}` in the task",
+    )
 
 
 def _checked(option: str, value: float, *, least: float = 0.0) -> None:

@@ -59,7 +59,7 @@ def nothing_fits(
     rejected: Sequence[Rejected], wish: Wish, next_try: float | None, failures: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Why nothing fits, and what would help; the nearest miss first."""
-    asked = ", or ".join(dict.fromkeys(_asked(query) for query in wish.queries))
+    asked = ", or ".join(dict.fromkeys(asked_for(query) for query in wish.queries))
     lines = [f"no offer fits {asked}"]
     cheapest: dict[Kind, Rejected] = {}
     for entry in rejected:
@@ -118,7 +118,8 @@ def unasked(name: str, text: str) -> str:
     return text if text.startswith(f"{name} ") else f"{name} could not be asked: {text}"
 
 
-def _asked(query: OfferQuery) -> str:
+def asked_for(query: OfferQuery) -> str:
+    """What a query asks for, for people: `A100:1, 50 GiB disk in aws`."""
     parts = [f"{query.gpu}:{max(query.gpu_count, 1)}"] if query.gpu else []
     parts += [f"{query.cpus:g} CPUs"] if query.cpus else []
     parts += [f"{query.memory:g} GiB memory"] if query.memory else []

@@ -80,6 +80,19 @@ def test_a_deadline_is_refused_where_it_cannot_be_held(cli: Cli) -> None:
     assert cli.json("ps", "-a") == []
 
 
+def test_a_deadline_that_has_passed_is_said_as_that(cli: Cli) -> None:
+    """Whether or not anything tells how much work there is."""
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() - 26 * 3600))
+    for work in ("", "work: {hours: 6}\n"):
+        written(cli, f"{work}deadline: {day}\n")
+        for verb in (("plan",), ("run", "-y")):
+            refused = cli(*verb, "limited", code=78).stderr
+            assert f"deadline: {day} has passed 26 h 0" in refused
+            assert "a date with its time" in refused
+            assert "work" not in refused.partition("deadline:")[2]
+    assert cli.json("ps", "-a") == []
+
+
 def test_a_job_at_its_budget_says_how_it_goes_on_and_does(cli: Cli) -> None:
     written(cli, "budget: 0.00002\nmax_hours: 1\n")
     ended = cli("run", "limited", "-y", code=104)

@@ -137,6 +137,18 @@ def test_a_deadline_that_passes_ends_the_job_with_its_snapshot_safe(tmp_path: Pa
     assert not stage.living(job)
 
 
+def test_a_deadline_that_passed_before_anything_was_rented_says_so(tmp_path: Path, stages: list[Stage]) -> None:
+    stage = Stage(tmp_path, [offer("a1", Market.ON_DEMAND)], work=2 * HOUR)
+    stages.append(stage)
+    job = stage.submit(deadline="3h")
+    stage.clock.advance(5 * HOUR)
+    stage.run(job)
+    assert (job.status, job.exit_code) == ("limit", 104)
+    assert job.message == "deadline reached 2 h 00 m ago; no work of it was saved"
+    assert job.row.fix == f"broker resume {job.id} --deadline TIME begins anew"
+    assert stage.cloud.spent() == 0
+
+
 def decision(offers: Sequence[Any], hours: float, time: float, **more: Any) -> Any:
     wish = Wish((OfferQuery(),), prospect=Prospect(hours, speed=more.pop("speed", {})), spot=more.pop("spot", "auto"))
     return decide(Inputs(tuple(offers), wish, Memory(), START, due=Due(START + time * HOUR, **more)))
