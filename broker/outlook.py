@@ -39,6 +39,7 @@ NO_WORK = Problem(
     "cannot be held: nothing tells how much work there is",
     "add `work: {hours: 6, on: A100}`, or `work: {steps: 20000}` once a job of this task has run",
 )
+DEADLINES = "give one that lies ahead: `6h` from the launch, the next `07:00`, or a date with its time"
 STATE_FILE = "trainer_state.json"
 RESERVE, SAVES, MARGIN, SHARE = 30.0, 1.5, 10.0, 0.2
 """Seconds that a guest keeps back at a machine's end for a save that was never measured; else so many times what one

@@ -17,7 +17,7 @@ from broker.policy import record
 from broker.policy.bid import bid
 from broker.policy.budget import Bill, Purse, month
 from broker.policy.decision import Decision, clock, money
-from broker.policy.due import Due
+from broker.policy.due import Due, told
 from broker.policy.memory import Memory
 from broker.policy.together import together
 from broker.provider import LaunchesAny, LaunchRequest
@@ -135,8 +135,12 @@ def _too_late(state: JobState, outlook: Outlook, world: World) -> JobState | Non
     due = outlook.due
     if due is None:
         return None
-    if world.clock() >= due.at and state.live is None:
-        outcome = Outcome("limit", 104, "deadline reached; the newest snapshot is safe")
+    now = world.clock()
+    if now >= due.at and state.live is None:
+        ago = f" {told((now - due.at) / 3600)} ago; no work of it was saved"
+        text = f"deadline reached{'; the newest snapshot is safe' if state.parents else ago}"
+        fix = "" if state.parents else f"broker resume {state.job} --deadline TIME begins anew"
+        outcome = Outcome("limit", 104, text, fix)
         return state.to("retire" if state.retiring else "account", outcome=outcome)
     if outlook.left.hours is None and not state.launched:
         why = "a deadline needs to know how much work there is"

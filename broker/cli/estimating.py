@@ -88,7 +88,7 @@ def estimate_verb(
         hours=hours, card=card, count=count, interruptions=interruptions_per_hour, checkpoint=checkpoint_min / 60,
         restart=restart_min / 60, gigabytes=checkpoint_gb, value=hourly_value,
     )  # fmt: skip
-    prices = [_stated(text, count) for text in price] if price else _today(screen, gpu, given, infra or [])
+    prices = [_stated(text, count) for text in price] if price else _today(screen, query, given)
     made = estimate(prices, given)
     if screen.json:
         return screen.data(made.to_json())
@@ -170,7 +170,7 @@ def _stated(text: str, count: int) -> Price:
     return Price(found["provider"], Market(found["market"].lower().replace("-", "_")), usd)
 
 
-def _today(screen: Screen, gpu: str | None, given: Assumptions, infra: list[str]) -> list[Price]:
+def _today(screen: Screen, query: OfferQuery, given: Assumptions) -> list[Price]:
     """The cheapest offer of each provider and market."""
     from broker.config import load
     from broker.market import Marketplace
@@ -178,7 +178,6 @@ def _today(screen: Screen, gpu: str | None, given: Assumptions, infra: list[str]
     from broker.policy.estimate import Price
     from broker.policy.hazard import hazard
 
-    query = asked(gpu, cpus=0.0, memory=0.0, disk=20.0, infra=infra, spot=None)
     must_have_provider([query])
     with screen.waiting("the providers' answers"):
         book = Marketplace(load()).offers([query])

@@ -7,6 +7,10 @@ import re
 import pytest
 from cli.command import Cli
 
+from broker.experience import Lesson, Records
+from broker.offer import Market, Offer
+from broker.store import open_store
+
 STATED = ("--price", "runpod:on_demand=1.89", "--price", "runpod:spot=1.09", "--price", "vast:spot=0.89")
 
 
@@ -58,3 +62,36 @@ def test_todays_offers(cli: Cli) -> None:
 )
 def test_what_cannot_be_reckoned_is_refused(cli: Cli, args: list[str], code: int, what: str) -> None:
     assert what in cli("estimate", *args, code=code).stderr
+
+
+TASK = """\
+name: digits
+resources: {any_of: [{accelerators: "A100-80GB:2"}, {accelerators: "H100:2"}]}
+checkpoint: {path: checkpoints, every: 20m}
+work: {hours: 48, on: A100-80GB}
+speed: {A100-80GB: 1, H100: 2}
+run: python3 train.py
+"""
+
+
+def test_a_task_says_the_hours_the_card_and_its_checkpoints(cli: Cli) -> None:
+    (cli.folder / "task.yaml").write_text(TASK, encoding="utf-8")
+    made = cli.json("estimate", "task.yaml", *STATED)
+    assert [row["cost"] for row in made["rows"]] == [90.72, 52.32, 42.72]
+    given = made["assumptions"]
+    assert (given["card"], given["count"], given["checkpoint"]) == ("A100-80GB", 2, pytest.approx(1 / 3))
+    shown = cli("estimate", "task.yaml", *STATED).stdout
+    assert "digits: A100-80GB:2, 20 GiB disk, the first of its 2 alternatives; --gpu names another" in shown
+    assert "work.hours: 48" in shown
+    fast = cli.json("estimate", "task.yaml", "--gpu", "H100:2", "--checkpoint-min", "60", *STATED)
+    assert [row["cost"] for row in fast["rows"]] == [45.36, 26.16, 21.36], "at twice that speed"
+    assert fast["assumptions"]["checkpoint"] == 1
+    assert cli.json("estimate", "task.yaml", "--hours", "4", *STATED)["rows"][0]["cost"] == 7.56
+    store = open_store(cli.state)
+    offer = Offer("vast", "r", "", "m", Market.SPOT, 1.0, gpu="A100-80GB", gpu_count=2)
+    Records(store).learn(Lesson("j", 1, offer, 1e9, 1e9 + 60, lost=False, task="digits", checkpoint=2 * 10**10))
+    store.close()
+    assert "3 checkpoints of 20 GB" in cli("estimate", "task.yaml", *STATED).stdout
+    (cli.folder / "task.yaml").write_text(TASK.replace("hours: 48, on: A100-80GB", "steps: 100"), encoding="utf-8")
+    assert "nothing tells how many hours of work task.yaml has" in cli("estimate", "task.yaml", *STATED, code=2).stderr
+    assert "how many hours of work?" in cli("estimate", *STATED, code=2).stderr
