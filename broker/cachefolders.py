@@ -19,7 +19,7 @@ from pathlib import Path
 
 from broker.blobs import MIB, Changed, Gate, Pace, Uploads, fetch, free_space, hash_file, read_file, room, settle
 from broker.cache import UNTIMED, Cache, CacheKeys, Folder, Pack, Times, newest, told_size
-from broker.complete import Stat, link_stays_inside, read_tree
+from broker.complete import Stat, read_tree
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Home, JobKeys
 from broker.manifest import File, Manifest
@@ -62,34 +62,17 @@ def look(folder: Path, seen: Path) -> Look | None:
         return None
     for name in names:
         try:
-            tree = read_tree(folder, name, whatever=True)
+            tree = read_tree(folder, name, whatever=True, seen=seen)
         except FileNotFoundError:
             continue
         files |= tree.files
         folders |= tree.folders
         links |= tree.links
-        for path, why in tree.left_out.items():
-            inside = _inside(folder, path, seen)
-            if inside is None:
-                left[path] = why
-            else:
-                links[path] = inside
+        left |= tree.left_out
     for path in [p for p in files if p.rpartition("/")[2] in PRIVATE and posixpath.dirname(p) in ("", "huggingface")]:
         left[path] = "it is where Hugging Face keeps a token"
         del files[path]
     return Look(files, folders, links, left)
-
-
-def _inside(folder: Path, path: str, seen: Path) -> str | None:
-    """The relative target of a link whose absolute one lies in the folder as its program sees it, else None."""
-    try:
-        target = Path(os.path.normpath((folder / path).readlink()))
-    except OSError:
-        return None
-    if not target.is_absolute() or not target.is_relative_to(seen):
-        return None
-    relative = os.path.relpath(target.relative_to(seen), os.path.dirname(path) or ".")  # noqa: PTH120 - both relative
-    return relative if link_stays_inside(path, relative) else None
 
 
 class CacheFolders:

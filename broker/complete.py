@@ -110,34 +110,36 @@ class Scan:
         return {name: why for name, why in self.skipped.items() if entry_of(name, self.containers) == name}
 
 
-def read_tree(folder: Path, name: str, *, whatever: bool = False) -> Tree:
+def read_tree(folder: Path, name: str, *, whatever: bool = False, seen: Path | None = None) -> Tree:
     """Stat one entry and all below it. FileNotFoundError where the entry itself has gone.
 
-    whatever: names say nothing, so a file counts also where its name says that it is not finished.
+    A link's target is relative to the link; one that was absolute is, too, where it lies in the folder. seen: where the
+    program sees the folder, if elsewhere. whatever: names say nothing, so a file counts also where its name says that
+    it is not finished.
     """
     top = folder / name
-    found = top.lstat()
+    here = top.lstat()
     files: dict[str, Stat] = {}
     folders: dict[str, int] = {}
     links: dict[str, str] = {}
     left_out: dict[str, str] = {}
 
-    def take(path: Path, relative: str, seen: os.stat_result) -> None:
-        if stat.S_ISLNK(seen.st_mode):
-            target = str(path.readlink())
+    def take(path: Path, relative: str, found: os.stat_result) -> None:
+        if stat.S_ISLNK(found.st_mode):
+            target = _beside(relative, str(path.readlink()), seen or folder)
             if link_stays_inside(relative, target):
                 links[relative] = target
             else:
                 left_out[relative] = f"a link that leads outside the checkpoint folder: {target}"
-        elif stat.S_ISREG(seen.st_mode):
+        elif stat.S_ISREG(found.st_mode):
             if not whatever and any(fnmatch.fnmatchcase(path.name, pattern) for pattern in TEMPORARY):
                 left_out[relative] = NAMED_UNFINISHED
             else:
-                files[relative] = Stat.of(seen)
-        elif not whatever and stat.S_ISDIR(seen.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
+                files[relative] = Stat.of(found)
+        elif not whatever and stat.S_ISDIR(found.st_mode) and fnmatch.fnmatchcase(path.name, ORBAX_TMP):
             left_out[relative] = NAMED_UNFINISHED
-        elif stat.S_ISDIR(seen.st_mode):
-            folders[relative] = stat.S_IMODE(seen.st_mode)
+        elif stat.S_ISDIR(found.st_mode):
+            folders[relative] = stat.S_IMODE(found.st_mode)
             with os.scandir(path) as members:
                 for member in members:
                     try:
@@ -147,8 +149,17 @@ def read_tree(folder: Path, name: str, *, whatever: bool = False) -> Tree:
         else:
             left_out[relative] = "neither a file, a directory nor a link"
 
-    take(top, name, found)
-    return Tree(name, found.st_ino, stat.S_ISDIR(found.st_mode), files, folders, links, left_out)
+    take(top, name, here)
+    return Tree(name, here.st_ino, stat.S_ISDIR(here.st_mode), files, folders, links, left_out)
+
+
+def _beside(path: str, target: str, folder: Path) -> str:
+    """A link's target from where the link lies, where it is absolute and within the folder; else as it is."""
+    plain = Path(os.path.normpath(target))
+    for place in (folder, folder.resolve()) if plain.is_absolute() else ():
+        if plain.is_relative_to(place):
+            return os.path.relpath(plain.relative_to(place), os.path.dirname(path) or ".")  # noqa: PTH120 - both relative
+    return target
 
 
 def link_stays_inside(path: str, target: str) -> bool:
@@ -168,13 +179,15 @@ def link_stays_inside(path: str, target: str) -> bool:
 class Judge:
     """Looks at a checkpoint folder again and again and says what is complete. Remembers between looks.
 
-    marker: glob matched against members' paths within an entry and their names. quiet: seconds. clock: monotonic.
+    marker: glob matched against members' paths within an entry and their names. quiet: seconds. clock: monotonic. seen:
+    as in `read_tree`.
     """
 
     folder: Path
     marker: str | None = None
     quiet: float = 5.0
     clock: Callable[[], float] = time.monotonic
+    seen: Path | None = None
     _since: dict[str, tuple[Tree, float]] = field(default_factory=dict)
     _findings: dict[str, tuple[Stat, Finding]] = field(default_factory=dict)
     _formats: dict[str, tuple[Tree, bool, Finding]] = field(default_factory=dict)
@@ -201,7 +214,7 @@ class Judge:
                     temporary |= self._inodes_below(name)
                     skipped[name] = NAMED_UNFINISHED
                 else:
-                    trees[name] = read_tree(self.folder, name)
+                    trees[name] = read_tree(self.folder, name, seen=self.seen)
             except FileNotFoundError:
                 continue
         self._containers = {name: found.st_ino for name, found in containers.items()}

@@ -48,7 +48,7 @@ class Snapshotter:
     verified: the manifest just restored into `folder`, before the program starts; its files are not read or uploaded
     again. quiet: seconds without change after which an entry of unknown format counts as complete. marker: glob inside
     an entry. keep: how many of its own newest manifests stand for "already uploaded". steady: does the program run
-    undisturbed?
+    undisturbed? seen: where the program sees the folder, if elsewhere.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Snapshotter:
         verified: Manifest | None = None,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
+        seen: Path | None = None,
     ) -> None:
         self.home, self.keys, self.generation, self.folder = home, keys, generation, Path(folder)
         self.keep, self.pace, self.clock = max(1, keep), pace or Pace(), clock
@@ -71,7 +72,7 @@ class Snapshotter:
         self.upload_seconds = 0.0
         self.bytes_uploaded = 0
         self._verified = verified
-        self._judge = Judge(self.folder, marker, quiet, clock)
+        self._judge = Judge(self.folder, marker, quiet, clock, seen)
         self.steady: Callable[[], bool] = lambda: False
         self._own: deque[Manifest] = deque(maxlen=self.keep)
         self._seq: int | None = None
@@ -166,7 +167,7 @@ class Snapshotter:
 
     def _unchanged(self, tree: Tree) -> bool:
         try:
-            return read_tree(self.folder, tree.name) == tree
+            return read_tree(self.folder, tree.name, seen=self._judge.seen) == tree
         except FileNotFoundError:
             return False
 

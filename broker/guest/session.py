@@ -117,6 +117,7 @@ class Session:
             keep=spec.keep,
             quiet=c.boot.quiet,
             verified=self.preparation.restored,
+            seen=self.preparation.saves,
         )
         patience = 6 * c.boot.quiet
         return Publisher(

@@ -55,10 +55,13 @@ def test_what_is_restored_is_what_was_there(home: Home, folder: Path, tmp_path: 
     (folder / "step-7" / "deep" / "empty").chmod(0o555)
     (folder / "step-7" / "link").symlink_to("deep/zero")
     (folder / "out").symlink_to("/etc/hostname")
+    (folder / "latest").symlink_to(folder / "step-7")
+    (folder / "step-7" / "deep" / "seen").symlink_to("/ckpt/step-7/../plain")
     manifest = Snapshotter(home, KEYS, 1, folder, quiet=0, pace=SMALL).publish()
     assert manifest is not None
     assert manifest.step == 7
-    assert manifest.entries == {"plain": "quiet", "step-7": "quiet"}
+    assert manifest.entries == {"latest": "quiet", "plain": "quiet", "step-7": "quiet"}
+    assert "leads outside" in manifest.skipped["step-7/deep/seen"]
     assert "leads outside" in manifest.skipped["out"]
     assert Manifest.from_bytes(home.get(KEYS.manifest(1, 1))) == manifest
 
@@ -70,6 +73,10 @@ def test_what_is_restored_is_what_was_there(home: Home, folder: Path, tmp_path: 
         "step-7/link": b"",
     }
     assert (target / "step-7" / "link").readlink() == Path("deep/zero")
+    assert (target / "latest").readlink() == Path("step-7"), "also where it was an absolute link"
+    in_container = Snapshotter(home, KEYS, 2, folder, quiet=0, pace=SMALL, seen=Path("/ckpt")).publish()
+    assert in_container is not None
+    assert in_container.links["step-7/deep/seen"] == "../../plain"
     assert (target / "step-7" / "twin").stat().st_mode & 0o777 == 0o750
     assert (target / "step-7" / "deep" / "empty").stat().st_mode & 0o777 == 0o555
     assert [path.name for path in target.parent.iterdir()] == ["ckpt"]
