@@ -123,12 +123,13 @@ def _situation(
     for c in known:
         if c.offer.market is Market.SPOT:
             name = zone(c.offer)
-            hazard = seen[name].hazard(at) if name in seen and seen[name].up else Zone(at, up=True).hazard(at)
-            spots[name] = Spot(name, up=True, hazard=hazard, price=c.cost * pace / prospect.speed_of(c.offer))
+            up = seen[name] if name in seen and seen[name].up else Zone(at, True, name)
+            price = c.cost * pace / prospect.speed_of(c.offer)
+            spots[name] = Spot(name, True, up.hazard(at), price, up.lasts(at, prospect.hours / pace))
     for name, standing in seen.items():
         if name not in spots and name in due.prices:
-            down = standing if not standing.up else Zone(at, up=False)
-            spots[name] = Spot(name, up=False, hazard=down.hazard(at), price=due.prices[name])
+            down = standing if not standing.up else Zone(at, False, name)
+            spots[name] = Spot(name, False, down.hazard(at), due.prices[name], 0.0)
     return Situation(
         work=prospect.hours / pace,
         time=time,
@@ -138,7 +139,6 @@ def _situation(
         spots=tuple(spots.values()),
         running=due.running,
         starting=due.starting,
-        others=due.sky.others,
         refusals=due.refusals,
     )
 

@@ -27,19 +27,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from math import log, sqrt
+from math import log
 from typing import Any
 
 from broker import gpus
 from broker.offer import Market, Offer
 from broker.policy.past import RANDOM, Past, ageing
 from broker.policy.season import offset, zone_of
+from broker.policy.spells import BY_REGION
 
 BY_CARD = {"A100": 0.023, "V100": 0.008, "H100": 0.041}
 OTHER_CARD = BY_CARD["A100"]
 NO_CARD = BY_CARD["V100"]
 WEEKEND = 0.6
-BY_REGION = {"us-east-1": sqrt(3), "us-west-2": 1 / sqrt(3)}
 WEIGHT = 2.0
 TOGETHER = 4
 """Hours of the day that are taken together: an installation sees few losses."""

@@ -6,8 +6,10 @@ is the work left, the slack left (time left minus work left), what runs, and the
 by waiting and by starting machines, work by running, so one sweep over both from zero upwards gives the cost of every
 choice. Costs are in hours of on-demand.
 
-A table is built once for each start-up time, price ratio and number of other zones, in some tenths of a second of plain
-Python; reading it takes a microsecond.
+After a loss a table knows of one zone only, which is then down: what others are worth is seen when it has come to that.
+
+A table is built once for each start-up time and price ratio, in some tenths of a second of plain Python; reading it
+takes a microsecond.
 """
 
 from __future__ import annotations
@@ -28,25 +30,12 @@ UP_HAZARD = (1.835, 1.379, 0.901, 0.581, 0.385, 0.216, 0.165, 0.11, 0.065)
 DOWN_HAZARD = (2.403, 1.481, 0.969, 0.812, 0.353, 0.277, 0.117, 0.103, 0.021)
 """Ends of gaps per hour of being down, by phase."""
 
-UP_SHARE = (0.044, 0.030, 0.044, 0.060, 0.073, 0.086, 0.083, 0.058, 0.041)
-"""Share of all time that a zone spends in each phase of being up; for the rest it is down."""
-
 PHASES = len(UP_HAZARD)
 NEVER = 1e9
 """The cost of what cannot meet the deadline."""
 
 AGEING = (*(1.0 / (end - start) for start, end in zip((0.0, *EDGES[:-1]), EDGES, strict=True)), 0.0)
 
-
-def _residual() -> tuple[float, ...]:
-    lives, older = [0.0] * PHASES, 0.0
-    for i in range(PHASES - 1, -1, -1):
-        lives[i] = older = (1 + AGEING[i] * older) / (UP_HAZARD[i] + AGEING[i])
-    return tuple(lives)
-
-
-LIFE = _residual()
-"""Hours that an up-spell still lasts on average, by phase."""
 
 _ROUNDS = 4  # of the search for the value of a loss; more changes no figure
 
@@ -97,13 +86,12 @@ def _read(values: list[float], at: Point) -> float:
 
 
 @lru_cache(maxsize=256)
-def table(delay: float, ratio: float, others: float, hours: float) -> Table:
+def table(delay: float, ratio: float, hours: float) -> Table:
     """The table for jobs of up to so many `hours` of work.
 
-    `delay`: hours from a launch to progress; `ratio`: spot price over on-demand's; `others`: how many zones there are
-    besides the one in use, in zones that are up and down as often as an average one and on their own.
+    `delay`: hours from a launch to progress; `ratio`: spot price over on-demand's.
     """
-    return _Sweep(delay, ratio, others, hours).run()
+    return _Sweep(delay, ratio, hours).run()
 
 
 def _work_grid(hours: float) -> tuple[float, ...]:
@@ -159,7 +147,7 @@ def _go_on(
 class _Sweep:
     """One backward induction. Rows run over work, points in a row over slack."""
 
-    def __init__(self, delay: float, ratio: float, others: float, hours: float) -> None:
+    def __init__(self, delay: float, ratio: float, hours: float) -> None:
         self.delay, self.ratio = delay, ratio
         self.work, self.slack = _work_grid(hours), _slack_grid(delay, hours)
         size = len(self.work) * len(self.slack)
@@ -168,10 +156,6 @@ class _Sweep:
         self.half = [_locate(self.slack, s - delay / 2) for s in self.slack]
         self.lost = [1 - math.exp(-rate * delay) for rate in UP_HAZARD]
         self.older = [1 - math.exp(-rate * delay) for rate in AGEING]
-        # The best of the other zones, when the one in use is lost: the oldest that is up, or none.
-        younger = [(1 - sum(UP_SHARE[i:])) ** others for i in range(PHASES)] + [1.0]
-        self.none = younger[0]
-        self.share = [younger[i + 1] - younger[i] for i in range(PHASES)]
         zeros = [[0.0] * PHASES for _ in self.slack]
         self.spot0, self.down0, self.up0 = (
             zeros,
@@ -239,7 +223,7 @@ class _Sweep:
             start = self._start(m)
             best_up = [min(b, a) for a, b in zip(start, up, strict=True)]
             gap, best_down = _go_on(self.gap, step, 0.0, DOWN_HAZARD, best_up[0], down, shrink)
-            found = self.none * best_down[0] + sum(a * b for a, b in zip(self.share, best_up, strict=True))
+            found = best_down[0]
             if abs(found - loss) < 1e-5:
                 break
             guesses.append(found)
@@ -265,8 +249,7 @@ class _Sweep:
     def _on_demand(self, m: int, leave_up: list[float], leave_down: list[float]) -> tuple[list[float], list[float]]:
         up, down = self.up[m], self.down[m]
         for _ in range(3):
-            loss = self.none * down[0] + sum(a * b for a, b in zip(self.share, up, strict=True))
-            keep_up, up = _go_on(self.up0[m], self.step, 1.0, UP_HAZARD, loss, leave_up, self.spot_shrink)
+            keep_up, up = _go_on(self.up0[m], self.step, 1.0, UP_HAZARD, down[0], leave_up, self.spot_shrink)
             keep_down, down = _go_on(self.down0[m], self.step, 1.0, DOWN_HAZARD, up[0], leave_down, self.down_shrink)
         self.up[m], self.down[m] = up, down
         return keep_up, keep_down

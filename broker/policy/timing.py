@@ -13,14 +13,22 @@ at times, `Refusals` says how much earlier to begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, exp, floor, inf, log
 from typing import Any
 
-from broker.policy.renewal import AGEING, DOWN_HAZARD, LIFE, PHASES, UP_HAZARD, Point, Table, read, table
-from broker.policy.spells import Sky
+from broker.policy.renewal import AGEING, DOWN_HAZARD, PHASES, UP_HAZARD, Point, Table, read, table
+from broker.policy.spells import Sky, typical
+
+_UP, _DOWN = 0.8, 0.4
+"""Of the hazard counted in a present spell, the part that is reckoned with: spells in progress last longer than the
+average ones that follow them in the tables, gaps above all. Chosen with traces left out: docs/policy.md."""
+
+_KIN = 0.5
+"""How bad a loss is where other zones are up, of what it is by the tables, which know of one zone only."""
 
 _SMALL = 1e-9
 _LONGEST = 48.0  # hours of work that tables are made for at least: most jobs share them
@@ -60,12 +68,16 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A zone where spot may be had. `price` in USD per hour, `hazard` in ends of the present spell per hour."""
+    """A zone where spot may be had. `price` in USD per hour, `hazard` in ends of the present spell per hour.
+
+    `lasts`: hours that it will still be up on average, of those that the work takes; 0 where it is down.
+    """
 
     zone: str
     up: bool
     hazard: float
     price: float
+    lasts: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,6 @@ class Situation:
     running: Choice = Choice.WAIT
     zone: str | None = None  # that spot runs in
     starting: float = 0.0  # what is left of the running machine's start-up
-    others: float = 0.0  # zones besides the one in use (`Sky.others`)
     refusals: Refusals = Refusals()
 
     @property
@@ -110,9 +121,15 @@ class Timing:
         return f"{self.why} (cost to finish: {', '.join(texts)})" if texts else self.why
 
 
-def spots(sky: Sky, at: float, available: Mapping[str, bool], prices: Mapping[str, float]) -> tuple[Spot, ...]:
+def spots(
+    sky: Sky, at: float, available: Mapping[str, bool], prices: Mapping[str, float], work: float
+) -> tuple[Spot, ...]:
     """The zones as `Situation` wants them. `at`: hours on the clock of `sky`, which has seen `available`."""
-    return tuple(Spot(zone, up, sky.zones[zone].hazard(at), prices[zone]) for zone, up in available.items())
+    zones = sky.zones
+    return tuple(
+        Spot(name, up, zones[name].hazard(at), prices[name], zones[name].lasts(at, work))
+        for name, up in available.items()
+    )
 
 
 def decide(now: Situation) -> Timing:
@@ -127,7 +144,7 @@ def decide(now: Situation) -> Timing:
     price = min((spot.price for spot in up or now.spots), default=now.on_demand)
     if price >= now.on_demand:
         return Timing(Choice.ON_DEMAND, None, "no spot price is below on-demand's")
-    costs_by = table(_rounded(now.delay), _rounded(price / now.on_demand), now.others, _horizon(now.work))
+    costs_by = table(_rounded(now.delay), _rounded(price / now.on_demand), _horizon(now.work))
     best, costs = _costs(now, costs_by, up, can_spot=can_spot, can_wait=can_wait)
     ranked = sorted(costs.items(), key=lambda pair: pair[1])
     choice = ranked[0][0]
@@ -152,11 +169,11 @@ def _costs(
     at = costs_by.at(now.work, now.slack)
     best = _best(up, costs_by, at, now.on_demand, now.work)
     if best is not None:
-        phase = _phase(best.hazard, _UP_LOGS)
+        phase = _phase(_UP * best.hazard, _UP_LOGS)
         launch, keep = costs_by.up_on_demand, costs_by.up_keep
     else:
         # The gap of all zones ends with the first of theirs.
-        phase = _phase(sum(spot.hazard for spot in now.spots), _DOWN_LOGS)
+        phase = _phase(_DOWN * sum(spot.hazard for spot in now.spots), _DOWN_LOGS)
         launch, keep = costs_by.idle_on_demand, costs_by.down_keep
     costs: dict[Choice, float] = {}
     if now.running is Choice.ON_DEMAND:
@@ -188,12 +205,12 @@ def _best(up: list[Spot], costs_by: Table, at: Point, on_demand: float, work: fl
     """The zone to start in: the one that will last, unless a cheaper one makes up for being lost sooner."""
     cheapest = min((spot.price for spot in up), default=0.0)
     if all(spot.price == cheapest for spot in up):
-        return min(up, key=lambda spot: spot.hazard, default=None)
+        return max(up, key=lambda spot: spot.lasts, default=None)
+    rungs = typical(_rounded(work))
 
     def cost(spot: Spot) -> float:
-        phase = _phase(spot.hazard, _UP_LOGS)
-        life = LIFE[int(phase)]
-        return read(costs_by.up_spot, phase, at) * on_demand + (spot.price - cheapest) * min(life, work)
+        finish = read(costs_by.up_spot, _rung(spot.lasts, rungs), at) * on_demand
+        return _KIN * finish + (spot.price - cheapest) * spot.lasts
 
     return min(up, key=cost)
 
@@ -210,6 +227,14 @@ def _phase(hazard: float, logs: Iterable[float]) -> float:
             return float(phase) if phase == 0 else phase - (level - value) / (before - value)
         before = value
     return float(phase)
+
+
+def _rung(lasts: float, rungs: Sequence[float]) -> float:
+    """The phase, with its fraction, in which a zone without a record lasts so long."""
+    n = bisect_right(rungs, lasts)
+    if n in (0, len(rungs)):
+        return float(max(0, n - 1))
+    return n - 1 + (lasts - rungs[n - 1]) / (rungs[n] - rungs[n - 1])
 
 
 def _rounded(value: float) -> float:

@@ -22,7 +22,6 @@ class YardstickPolicy:
         self._sky = Sky()
         self._starting = 0.0
         self._seen: Mapping[str, bool] | None = None
-        self._others = 0.0
 
     def reset(self, job: Mapping[str, Any]) -> None:
         """A new job; its zones' past (a byte for each tick, up to the start) is all that is kept of earlier looks."""
@@ -35,7 +34,6 @@ class YardstickPolicy:
             if looks != before:
                 self._sky.see((number - length) * tick, {zone: bool(up) for zone, up in zip(zones, looks, strict=True)})
                 before = looks
-        self._others = self._sky.others
 
     def decide(
         self,
@@ -55,23 +53,23 @@ class YardstickPolicy:
         at = elapsed_s / 3600
         if available is not self._seen:  # the same object while nothing has changed
             self._sky.see(at, available)
-            self._others, self._seen = self._sky.others, available
+            self._seen = available
         running = _KINDS[kind]
         if running is Choice.SPOT:
             return kind, zone
         self._starting = max(0.0, self._starting - tick_s) if running is Choice.ON_DEMAND else 0.0
+        work = (task_s - progress_s) / 3600
         timing = decide(
             Situation(
-                work=(task_s - progress_s) / 3600,
+                work=work,
                 time=(deadline_s - elapsed_s) / 3600,
                 delay=restart_s / 3600,
                 tick=tick_s / 3600,
                 on_demand=od_price,
-                spots=spots(self._sky, at, available, dict.fromkeys(available, spot_price)),
+                spots=spots(self._sky, at, available, dict.fromkeys(available, spot_price), work),
                 running=running,
                 zone=zone,
                 starting=self._starting / 3600,
-                others=self._others,
             )
         )
         if timing.choice is Choice.ON_DEMAND and running is not Choice.ON_DEMAND:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.policy.renewal import DOWN_HAZARD, NEVER, PHASES, UP_HAZARD, read, table
-from broker.policy.spells import Sky
+from broker.policy.spells import Sky, lasts, typical
 from broker.policy.timing import Choice, Refusals, Situation, Spot, decide, spots
 from broker.policy.yardstick import policy
 
@@ -108,7 +108,7 @@ SITUATION = Situation(
     delay=0.2,
     tick=0.1,
     on_demand=3.06,
-    spots=(Spot("a", up=True, hazard=0.065, price=0.9731),),
+    spots=(Spot("a", up=True, hazard=0.065, price=0.9731, lasts=9.0),),
 )
 
 
@@ -123,21 +123,21 @@ def test_decisions_are_pure_and_say_why() -> None:
 
 def test_on_demand_is_not_left_for_a_minute_old_spot() -> None:
     running = dataclasses.replace(SITUATION, running=Choice.ON_DEMAND, time=21.5)
-    young = Spot("a", up=True, hazard=UP_HAZARD[0], price=0.9731)
+    young = Spot("a", up=True, hazard=UP_HAZARD[0], price=0.9731, lasts=2.0)
     assert decide(dataclasses.replace(running, spots=(young,))).choice is Choice.ON_DEMAND
     assert decide(running).choice is Choice.SPOT
 
 
 def test_short_gaps_are_waited_through_and_long_ones_are_not() -> None:
     tight = dataclasses.replace(SITUATION, time=23.0)
-    short = Spot("a", up=False, hazard=DOWN_HAZARD[0], price=0.9731)
-    long = Spot("a", up=False, hazard=DOWN_HAZARD[-1], price=0.9731)
+    short = Spot("a", up=False, hazard=DOWN_HAZARD[0], price=0.9731, lasts=0.0)
+    long = Spot("a", up=False, hazard=DOWN_HAZARD[-1], price=0.9731, lasts=0.0)
     assert decide(dataclasses.replace(tight, spots=(short,))).choice is Choice.WAIT
     assert decide(dataclasses.replace(tight, spots=(long,))).choice is Choice.ON_DEMAND
 
 
 def test_the_zone_that_lasts_is_taken_unless_another_is_so_much_cheaper() -> None:
-    steady, shaky = SITUATION.spots[0], Spot("b", up=True, hazard=0.4, price=0.9731)
+    steady, shaky = SITUATION.spots[0], Spot("b", up=True, hazard=0.4, price=0.9731, lasts=4.0)
     both = dataclasses.replace(SITUATION, spots=(shaky, steady))
     assert decide(both).zone == "a"
     cheaper = dataclasses.replace(shaky, price=0.30)
@@ -158,7 +158,7 @@ def test_refused_on_demand_starts_earlier_and_has_a_chance_to_miss() -> None:
     assert refusals.miss(slack=0.1, delay=0.2) == 1.0
     assert Refusals().reserve() == 0.0
     assert Refusals().miss(slack=0.2, delay=0.2) == 0.0
-    down = dataclasses.replace(SITUATION, spots=(Spot("a", up=False, hazard=2.4, price=0.9731),), time=20.9)
+    down = dataclasses.replace(SITUATION, spots=(Spot("a", up=False, hazard=6.0, price=0.9731, lasts=0.0),), time=20.9)
     assert decide(down).choice is Choice.WAIT
     assert decide(dataclasses.replace(down, refusals=refusals)).choice is Choice.ON_DEMAND
 
@@ -167,9 +167,8 @@ def test_a_late_job_gets_on_demand_at_once() -> None:
     assert decide(dataclasses.replace(SITUATION, time=19.0)).choice is Choice.ON_DEMAND
 
 
-@pytest.mark.parametrize("others", [0.0, 2.5])
-def test_tables_cost_no_less_with_less_slack_or_more_work(others: float) -> None:
-    costs = table(0.1, 0.318, others, 48.0)
+def test_tables_cost_no_less_with_less_slack_or_more_work() -> None:
+    costs = table(0.1, 0.318, 48.0)
     for values in (costs.idle, costs.up_spot, costs.up_keep):
         for phase in range(PHASES):
             by_slack = [read(values, phase, costs.at(24, slack)) for slack in (0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 40)]
@@ -186,24 +185,47 @@ def test_a_zone_is_judged_by_age_and_by_what_it_did_lately() -> None:
     sky = Sky()
     for look in range(48):
         sky.see(look * 0.5, {"steady": True, "flaps": look % 2 == 1, "new": look == 47})
-    steady, flaps, new = spots(sky, 23.5, {"steady": True, "flaps": True, "new": True}, dict.fromkeys(sky.zones, 1.0))
+    up = dict.fromkeys(("steady", "flaps", "new"), True)
+    steady, flaps, new = spots(sky, 23.5, up, dict.fromkeys(sky.zones, 1.0), 20.0)
     assert 2 * steady.hazard < new.hazard < flaps.hazard
-    assert sky.others > 0
+    assert steady.lasts > 2 * new.lasts > 2 * flaps.lasts
+
+
+def test_a_young_zone_that_keeps_up_is_taken_before_an_older_one_that_flaps() -> None:
+    sky, moments = Sky(), [number * 0.25 for number in range(400)]
+    for number, at in enumerate(moments):
+        sky.see(at, {"flaps": number // 8 % 2 == 0 or at > 92, "steady": not 99 < at < 99.3})
+    both = spots(sky, 99.75, {"flaps": True, "steady": True}, dict.fromkeys(sky.zones, 0.9731), 20.0)
+    flaps, steady = both
+    assert flaps.hazard < steady.hazard  # at this moment
+    assert flaps.lasts < steady.lasts
+    now = dataclasses.replace(SITUATION, spots=both)
+    assert decide(now).zone == "steady"
+    cent = dataclasses.replace(steady, price=0.98)  # nor do prices that hardly differ turn that round
+    assert decide(dataclasses.replace(now, spots=(flaps, cent))).zone == "steady"
+
+
+@given(age=st.floats(0, 100), factor=st.floats(0.1, 5), hours=st.floats(0, 100))
+def test_a_zone_lasts_no_longer_than_what_is_asked_for(age: float, factor: float, hours: float) -> None:
+    found = lasts(age, factor, hours)
+    assert 0 <= found <= hours + 1e-9
+    assert found <= lasts(age, factor, hours + 1) + 1e-9
+    assert found >= lasts(age, factor * 1.1, hours) - 1e-9
+    rungs = typical(20.0)
+    assert list(rungs) == sorted(set(rungs))
+
+
+def test_before_anything_was_seen_the_region_tells_zones_apart() -> None:
+    sky = Sky()
+    names = ("aws/us-east-1/us-east-1c/p3.2xlarge", "us-east-2a", "us-west-2b")
+    sky.see(0.0, dict.fromkeys(names, True))
+    shaky, middle, steady = spots(sky, 0.0, dict.fromkeys(names, True), dict.fromkeys(names, 1.0), 20.0)
+    assert shaky.lasts < middle.lasts < steady.lasts
 
 
 def test_a_clock_set_back_is_survived() -> None:
     sky = Sky()
     for at, up in ((0.0, True), (5.0, False), (6.0, True)):
         sky.see(at, {"a": up})
-    (zone,) = spots(sky, 1.0, {"a": True}, {"a": 1.0})
+    (zone,) = spots(sky, 1.0, {"a": True}, {"a": 1.0}, 20.0)
     assert zone.hazard > 1
-
-
-def test_other_zones_count_for_what_they_were_worth() -> None:
-    apart, together = Sky(), Sky()
-    for look in range(200):
-        one, two = look % 4 < 2, look % 4 >= 2
-        apart.see(look, {"a": one, "b": two})
-        together.see(look, {"a": one, "b": one})
-    assert together.others < 0.3 < 2 < apart.others
-    assert Sky().others == 0.0
