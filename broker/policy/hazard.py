@@ -12,7 +12,8 @@ figure. Without one, the prior stands:
   day, by the region's clock, has the share of them that fell into it (`BY_HOUR`).
 * by the zone's age, where it was seen to come up: a new one is lost more often, an old one less (`broker.policy.past`).
 * us-east-1 three times us-west-2. Only the ratio is known, so the one is a root of three above and the other below.
-* on-demand machines are not taken back: 0, unless the offer itself says otherwise (a private host that goes offline).
+* on-demand machines are not taken back: 0, unless the offer itself says otherwise. A private host goes offline now and
+  then, by its `reliability`, whatever is paid for it; on spot that comes on top of being outbid.
 
 Prior and experience meet as gamma and Poisson. What is estimated is by how much the prior is wrong: a factor with a
 gamma prior of mean 1 and shape `WEIGHT`, so that the prior counts like so many losses seen. Losses elsewhere at the
@@ -76,6 +77,12 @@ def reliability(share: float, outage: float = 1.0) -> float:
     """Vast's reliability, the share of time that a host is up; outage: hours that one outage takes, taken for one."""
     share = min(max(share, 0.01), 1.0)
     return (1 - share) / (share * outage)
+
+
+def outages(offer: Offer) -> float:
+    """How often a marketplace's host goes offline by itself, by its reliability; on demand or not, at any hour."""
+    share = offer.extra.get("reliability") if offer.extra else None
+    return reliability(share) if isinstance(share, int | float) and 0 < share <= 1 else 0.0
 
 
 def weekend_share(at: float, hours: float) -> float:
@@ -209,6 +216,7 @@ class Hazards:
         phase = RANDOM if self._past is None else self._past.phase(offer, self._at)
         kind = (
             offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption, hours, phase,
+            offer.extra.get("reliability") if offer.extra else None,
         )  # fmt: skip
         found = self._known.get(kind)
         if found is None:
@@ -217,7 +225,7 @@ class Hazards:
 
     def _rate(self, offer: Offer, hours: float) -> float:
         if offer.market is not Market.SPOT or offer.simulated:
-            return offer.interruption or 0.0
+            return outages(offer) if offer.interruption is None else offer.interruption
         card = model(offer.gpu or "")
         expected = prior(card, offer.region)
         scope = _scope(offer)
@@ -226,7 +234,8 @@ class Hazards:
         if offer.interruption is not None:
             return updated(offer.interruption, expected=offer.interruption * own.hours, losses=own.losses, mean=mean)
         rate = updated(expected, expected=expected * own.weighted, losses=own.losses, mean=mean)
-        return rate * self._season(hours) * self._day(offset(zone_of(offer.region), self._at), hours)
+        day = self._day(offset(zone_of(offer.region), self._at), hours)
+        return rate * self._season(hours) * day + outages(offer)
 
     def _season(self, hours: float) -> float:
         """What weekends in the run make of it."""
