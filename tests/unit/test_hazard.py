@@ -14,6 +14,7 @@ from broker.policy.hazard import (
     BY_HOUR,
     WEIGHT,
     Experience,
+    Hazards,
     Seen,
     advisor,
     by_part,
@@ -186,3 +187,15 @@ def test_every_hour_of_a_run_is_in_a_part_of_the_day(start: float, hours: float)
     assert sum(entry.hours for entry in found.values()) == pytest.approx(hours, abs=1e-6)
     assert sum(entry.losses for entry in found.values()) == 1
     assert all(0 <= part < 6 for part in found)
+
+
+def test_a_private_host_goes_offline_on_demand_too(monday: float) -> None:
+    host = replace(spot("A100", provider="vast"), extra={"reliability": 0.99})
+    gone = reliability(0.99)
+    assert hazard(replace(host, market=Market.ON_DEMAND), at=monday) == pytest.approx(gone)
+    assert hazard(host, at=monday) == pytest.approx(0.023 + gone)
+    assert hazard(host, at=monday + 5.5 * DAY) == pytest.approx(0.6 * 0.023 + gone), "hosts know no weekend"
+    worse = replace(host, extra={"reliability": 0.90})
+    both = Hazards(Experience(), monday, 0.0)
+    assert both.of(worse) > both.of(host), "two hosts of one region are not one"
+    assert hazard(replace(host, extra={"reliability": 0.0}), at=monday) == pytest.approx(0.023), "not known"
