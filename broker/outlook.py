@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from broker import errors
+from broker import errors, images
 from broker.access import narrow
 from broker.document import Problem, refuse
 from broker.experience import Measured, Records
@@ -209,8 +209,17 @@ def _prospect(
         egress=egress.by_place(home, home_config),
         leaving=egress.leaving(home, home_config),
         sent=measured.sent,
+        image=_image(task),
         resumed=resumed,
     )
+
+
+def _image(task: Task) -> float:
+    """GiB that pulling the task's container takes, where that is known; 0 for a machine image."""
+    found = images.parse(task.resources[0].image)
+    if found is not None and found.machine:
+        return 0.0
+    return (images.size_gb(found.name if found else None) or 0.0) * 1e9 / 2**30
 
 
 def _stay(row: PlacementRow, state: JobState, now: float) -> Stay:

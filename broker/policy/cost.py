@@ -204,8 +204,8 @@ class Prospect:
     speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
     by the provider, or `provider/region`, of the machine that reads; leaving: what the machine's cloud charges for what
     it sends to the home, by the same. sent: what saves send there in an hour, None until measured; upload: what goes
-    elsewhere. Data in GiB. What a host charges for data or bills at least is in its `Offer.extra`: `download_per_gib`
-    and `upload_per_gib` in USD, `minimum_hours`.
+    elsewhere. image: what pulling the container image takes, on every machine. Data in GiB. What a host charges for
+    data or bills at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
     """
 
     hours: float | None = None
@@ -216,6 +216,7 @@ class Prospect:
     egress: Mapping[str, float] = field(default_factory=dict)
     leaving: Mapping[str, float] = field(default_factory=dict)
     download: float = 0.0
+    image: float = 0.0
     upload: float = 0.0
     sent: float | None = None
     resumed: bool = False
@@ -239,7 +240,7 @@ class Prospect:
             restart_hours=self.restart(offer),
             checkpoint_gib=self.checkpoint,
             egress_per_gib=self.egress_of(offer) or 0.0,
-            download_gib=self.download,
+            download_gib=self.download + self.image,
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
             saves=self.saves,
             upload_gib=self.upload,

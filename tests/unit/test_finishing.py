@@ -12,6 +12,7 @@ import pytest
 from broker.errors import NoCapacity
 from broker.lifecycle import wish_of
 from broker.offer import Market, Offer, OfferQuery
+from broker.outlook import planned
 from broker.policy import Decision, Kind, Memory, Wish, choose
 from broker.policy.cost import Prospect
 from broker.policy.decision import clock
@@ -187,3 +188,17 @@ def test_a_hundred_thousand_offers_by_the_cost_of_finishing() -> None:
     decision = decide(offers, Prospect(100))
     assert time.process_time() - start < 3.0
     assert decision.offer is not None
+
+
+def test_the_image_is_downloaded_by_every_machine() -> None:
+    """3.3 GB of the default one; nothing is known of another, and a machine image boots."""
+    plain = Task(name="t", run="true", work=Work(hours=10), checkpoint=Checkpoint("c"))
+    found = planned(plain, "file:///h", {}, None, NOW).wish.prospect
+    assert found is not None
+    assert found.image == pytest.approx(3.3e9 / 2**30)
+    host = offer("a", 1.0, Market.ON_DEMAND, extra={"download_per_gib": 0.02})
+    assert found.cost(host, 0.0, NOW).download == pytest.approx(0.02 * 3.3e9 / 2**30)
+    for image in ("docker:me/mine:1", "ami-0123456789abcdef0"):
+        named = planned(replace(plain, resources=(Resources(image=image),)), "file:///h", {}, None, NOW).wish.prospect
+        assert named is not None
+        assert named.image == 0
