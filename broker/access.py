@@ -91,6 +91,12 @@ def keyless(config: Config, home_url: str) -> Access:
     return replace(shared, config=kept)
 
 
+def has_key(settings: Mapping[str, str]) -> bool:
+    """Do the store's settings hold a key, or need none?"""
+    names = {key.lower().removeprefix("aws_") for key in settings}
+    return "access_key_id" in names or settings.get("skip_signature", "").lower() == "true"
+
+
 def only_identities(settings: Mapping[str, str]) -> bool:
     """Does no machine get a key, so that only those reach the home that are somebody by themselves?"""
     return settings.get("mint") == PROFILE

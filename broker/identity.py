@@ -8,7 +8,7 @@ rented at all. Runs on the broker's side only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ GIVER = "aws"
 """The provider whose identities an S3 home knows."""
 UNNAMED = "[home_config] mint = 'instance-profile' needs instance_profile, the profile's name"
 UNNAMED_FIX = "set it, or let broker home setup --store s3 --instance-profile NAME make one"
+NO_KEY = "machines would get the home's key as [home_config] has it, and it has none"
+NO_KEY_FIX = "broker home setup takes one; what is in this computer's environment goes to no machine"
 
 
 def of(config: Config, home_url: str, provider: Provider, offer: Offer) -> str:
@@ -43,26 +45,34 @@ def entry(
         return access.keyless(config, home_url), name
     if provider.traits.simulated and access.only_identities(config.home_config):
         return access.own(config, home_url), ""  # that machine is this computer
-    return access.mint(config, home_url, job, generation, until), ""
+    made = access.mint(config, home_url, job, generation, until)
+    if home_url.startswith("s3:") and not provider.traits.simulated and not access.has_key(made.config):
+        raise ConfigError(f"{offer.where} could not reach the home: {NO_KEY}", fix=NO_KEY_FIX)
+    return made, ""
 
 
 def reaching(provider: Provider, config: Config, offers: Sequence[Offer]) -> Sequence[Offer]:
     """The offers; those whose machines could not reach the home are marked as blocked."""
-    settings = config.home_config
-    if not access.only_identities(settings) or provider.traits.simulated:
+    why = _without(config.home_config)
+    if not why or not config.home.startswith("s3:") or provider.traits.simulated:
         return offers
+    return [
+        offer if offer.blocked or of(config, config.home, provider, offer) else replace(offer, blocked=why)
+        for offer in offers
+    ]
+
+
+def _without(settings: Mapping[str, str]) -> str:
+    """Why a machine that is nobody by itself could not reach a home on S3, and what to do; empty where it can."""
     name = settings.get("instance_profile", "")
-    word = f"{UNNAMED}: {UNNAMED_FIX}"
-    if name:
-        word = (
+    if access.only_identities(settings):
+        if not name:
+            return f"{UNNAMED}: {UNNAMED_FIX}"
+        return (
             f"its machines cannot have the instance profile {name}, and no other way to the home is set: "
             "set mint in [home_config], such as federation"
         )
-
-    def barred(offer: Offer) -> bool:
-        return not (name and isinstance(provider, GivesIdentity) and offer.trust is Trust.CLOUD)
-
-    return [replace(offer, blocked=word) if barred(offer) and not offer.blocked else offer for offer in offers]
+    return "" if settings.get("mint", "none") != "none" or access.has_key(settings) else f"{NO_KEY}: {NO_KEY_FIX}"
 
 
 def word(name: str, provider: str) -> str:

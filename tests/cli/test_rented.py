@@ -74,7 +74,8 @@ def test_without_a_terminal_nothing_is_rented_unasked(cli: Cli) -> None:
 
 
 def test_too_little_money_is_said_with_what_would_do(cli: Cli) -> None:
-    paid.install(cli, "s3://nowhere/home", settings="extra = {minimum_hours = 1.0}")
+    key = '[home_config]\naccess_key_id = "AKIA"\nsecret_access_key = "s"'
+    paid.install(cli, "s3://nowhere/home", settings=f"extra = {{minimum_hours = 1.0}}\n{key}")
     cli.task()
     done = cli("rehearse", "counter", "--on", "paid", "--max-usd", "0.02", "-y", code=78)
     assert "0.02 USD are too little for 2 machines at 0.01" in done.stderr

@@ -151,12 +151,16 @@ def test_a_home_with_one_key_for_all_keeps_marketplaces_out(keyed: Cli) -> None:
     task(keyed)
     config = keyed.folder / "config.toml"
     config.write_text('home = "s3://bucket/home"\n')
+    refused = keyed("plan", "tune.yaml", code=78)
+    assert "shop: machines would get the home's key as [home_config] has it, and it has none" in refused.stderr
+    home = 'home = "s3://bucket/home"\n[home_config]\naccess_key_id = "AKIA"\nsecret_access_key = "s"\n'
+    config.write_text(home)
     refused = keyed("plan", "tune.yaml", code=75)
     assert "could read the home's key; `broker home setup` can find keys for one job only" in refused.stderr
     (keyed.folder / "tune.yaml").write_text(TASK.replace("infra: shop", "infra: [shop, plain]"))
     shown = plan(keyed)
     assert "the home's key: clouds only. 4 offers from $0.3201 hidden" in shown
-    config.write_text('home = "s3://bucket/home"\n[home_config]\ndedicated = true\n')
+    config.write_text(f"{home}dedicated = true\n")
     assert "the home's key" not in plan(keyed)
 
 

@@ -167,6 +167,8 @@ def test_without_another_way_nobody_else_is_rented(site):
     assert site.freeze(Kind.BARE).identity == "", "a machine that is this computer has its key already"
     site.rents = RentsSomebody
     assert site.freeze(Kind.VM).identity == "ours"
+    with pytest.raises(ConfigError, match="has no key for this machine"):
+        site.freeze(Kind.VM, trust=Trust.DATACENTER)
     offers = [Offer("rents", "eu", "eu-1", "box", Market.SPOT, 1.0, trust=trust) for trust in Trust]
     for rents, cloud in ((Rents, False), (RentsSomebody, True)):
         found = identity.reaching(rents(site.kinds[Kind.VM]), site.config, offers)
@@ -176,6 +178,20 @@ def test_without_another_way_nobody_else_is_rented(site):
     site.config = replace(site.config, home_config={"mint": "instance-profile"})
     found = identity.reaching(RentsSomebody(site.kinds[Kind.VM]), site.config, offers)
     assert all("needs instance_profile" in offer.blocked for offer in found)
+
+
+def test_a_key_in_this_computers_environment_goes_to_no_machine(site, monkeypatch):
+    """The broker's own calls go by it; a machine without any would be paid until its boot is given up."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "admin-secret")
+    site.config = replace(site.config, home_config={"endpoint": site.server.endpoint, "region": "us-east-1"})
+    with pytest.raises(ConfigError, match=r"could not reach the home: .* has none") as raised:
+        site.freeze(Kind.VM)
+    assert "broker home setup" in raised.value.fix
+    (offer,) = identity.reaching(
+        Rents(site.kinds[Kind.VM]), site.config, [Offer("rents", "eu", "eu-1", "box", Market.SPOT, 1.0)]
+    )
+    assert "has none" in offer.blocked
 
 
 def test_access_that_can_be_renewed_does_not_end_the_machine(site):
