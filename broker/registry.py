@@ -23,6 +23,7 @@ from broker.contract import Contract, wrap
 from broker.errors import BrokerError, ConfigError
 from broker.provider import Provider
 
+NEEDS = "needs the package"
 GROUP = "broker.providers"
 Factory = Callable[[Mapping[str, Any], Path], Provider]
 
@@ -111,7 +112,7 @@ def missing(name: str, error: ModuleNotFoundError) -> ConfigError:
     entry = _found().get(name)
     ours = entry is not None and _owner(entry) == APP
     wanted = f"'{APP}[{name}]'" if ours else error.name
-    return ConfigError(f"provider {name!r} needs the package {error.name}", fix=f"pip install {wanted}")
+    return ConfigError(f"provider {name!r} {NEEDS} {error.name}", fix=f"pip install {wanted}")
 
 
 def _found() -> dict[str, metadata.EntryPoint]:

@@ -101,7 +101,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A job's whole story. spent and on_demand: USD; on_demand is None where no price for it is known."""
+    """A job's whole story. unit: of what its program counts, step or epoch.
+
+    spent and on_demand: USD; on_demand is None where no price for it is known.
+    """
 
     job: str
     name: str
@@ -114,6 +117,7 @@ class Report:
     spent: float
     on_demand: float | None
     simulated: bool
+    unit: str = "step"
     plan: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -368,7 +372,7 @@ def read_manifests(home: Any, job: str, generations: Iterable[int]) -> dict[int,
 
 def with_steps(report: Report, logs: Mapping[int, Series]) -> Report:
     """The report with the steps that its machines' logs show, where the program reports none by itself."""
-    found = {generation: series for generation, series in logs.items() if series.unit == "step"}
+    found = {generation: series for generation, series in logs.items() if series.first % 1 == series.last % 1 == 0}
     if not found or any(stay.first_step is not None for stay in report.stays):
         return report
 
@@ -380,10 +384,12 @@ def with_steps(report: Report, logs: Mapping[int, Series]) -> Report:
         old, new = found.get(one.source), found.get(one.target)
         if old is None or new is None:
             return one
-        lost = max(0, round(old.last - new.first + min(new.spacing, new.first)))
-        return replace(one, reached=int(old.last), resumed=int(new.first), lost=lost)
+        again = max(0, round(old.last - new.first + min(new.spacing, new.first)))
+        # Some print an epoch when it begins and some when it ends: how much of one was lost nobody can say.
+        return replace(one, reached=int(old.last), resumed=int(new.first), lost=again if new.unit == "step" else None)
 
-    return replace(report, stays=tuple(map(stay, report.stays)), moves=tuple(map(move, report.moves)))
+    unit = next(iter(found.values())).unit
+    return replace(report, unit=unit, stays=tuple(map(stay, report.stays)), moves=tuple(map(move, report.moves)))
 
 
 def shown(job: Job) -> Report:

@@ -43,7 +43,7 @@ def render(report: Report, width: int) -> list[RenderableType]:
     if report.stays:
         parts += [_placements(report), Text(), *lanes(report, width), Text()]
     if report.moves:
-        parts += [_moves(report.moves), Text()]
+        parts += [_moves(report.moves, report.unit), Text()]
     for text in report.refused[:5]:
         parts.append(Text(f"passed over  {text}", style="dim"))
     for text in report.warnings[:5]:
@@ -74,7 +74,7 @@ def _placements(report: Report) -> RenderableType:
         "USD/h",
         "COST",
         "STARTUP",
-        "STEPS",
+        f"{report.unit.upper()}S",
         "SNAPSHOTS",
         "WHY",
         right=("#", "USD/h", "COST", "STARTUP", "SNAPSHOTS"),
@@ -174,7 +174,7 @@ def _tick(seconds: float, step: float) -> str:
     return f"{seconds // length:.0f}{unit}" if seconds else "0"
 
 
-def _moves(moves: Sequence[Move]) -> RenderableType:
+def _moves(moves: Sequence[Move], unit: str) -> RenderableType:
     """Each move in steps, then how long no program ran, how much of that was setup, and the new machine's startup."""
     numbers = ("REACHED", "RESTORED", "WENT ON AT", "LOST", "DOWN FOR", "SETUP", "STARTUP")
     made = table("MOVE", "WHY", *numbers, right=numbers)
@@ -186,7 +186,7 @@ def _moves(moves: Sequence[Move]) -> RenderableType:
             _step(move.reached),
             "nothing" if move.restored is None else _step(move.restored_step),
             _step(move.resumed),
-            "?" if move.lost is None else f"{move.lost} step{'s' * (move.lost != 1)}",
+            "?" if move.lost is None else f"{move.lost} {unit}{'s' * (move.lost != 1)}",
             "?" if move.gap is None else f"{move.gap:.1f} s",
             f"{move.setup:.1f} s",
             _startup(move.startup),

@@ -9,9 +9,15 @@ from broker.cli.screen import Screen
 
 def tell_unanswered(screen: Screen, failures: Mapping[str, str]) -> None:
     """Warn of those that did not answer; those that were never set up are only named."""
+    from broker.registry import NEEDS
+
     failing, absent = unanswered(failures)
     for text in failing:
-        screen.warn(text)
+        # Nobody has to want every provider: one that was never installed is no cause for alarm.
+        if NEEDS in text:
+            screen.say(text, style="dim")
+        else:
+            screen.warn(text)
     if absent:
         screen.say(f"{absent}; broker check says how to set up", style="dim")
 
