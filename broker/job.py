@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from broker import errors
 from broker.config import Config
 from broker.config import load as load_config
-from broker.offer import Market
 from broker.task import Task
 from broker.task import load as load_task
 
@@ -696,24 +695,16 @@ def offers(
     infra: Sequence[str] = (),
     config: Config | None = None,
 ) -> Offers:
-    """What can be rented now, cheapest first. gpu: `A100`, `A100:8` or `24GB+`, None for machines without one."""
-    from broker.gpus import counted
+    """What can be rented now, cheapest first. gpu: `A100`, `A100:8` or `24GB+`, None for machines without one.
+
+    Raises ConfigError for what nobody can have, such as an unknown card or a disk of -5.
+    """
+    from broker import resources
     from broker.market import Marketplace
     from broker.notebook import Offers
-    from broker.offer import OfferQuery
-    from broker.policy.shape import misfit
+    from broker.policy.shape import fits
 
-    card, count = counted(gpu) if gpu else (None, 0)
-    markets = {None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)}[spot]
-    query = OfferQuery(
-        gpu=card,
-        gpu_count=count,
-        cpus=cpus,
-        memory=memory,
-        disk=disk,
-        infra=tuple(infra),
-        markets=markets,
-    )
+    query = resources.asked(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra, spot=spot)
     book = Marketplace(config or load_config()).offers([query])
-    fitting = (offer for offer in book.offers if not misfit(offer, query))
+    fitting = (offer for offer in book.offers if fits(offer, query))
     return Offers(sorted(fitting, key=lambda offer: offer.hourly))

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from broker import gpus
+from broker import gpus, typed
 from broker.document import Problem
+from broker.errors import ConfigError
 from broker.offer import Market, OfferQuery
 
 
@@ -79,3 +80,25 @@ class Resources:
                 yield Problem("resources.infra", f"must be provider[/region[/zone]] with * for any, not {pattern!r}")
         if self.instance_type is not None and not (self.instance_type.strip() and "/" not in self.instance_type):
             yield Problem("resources.instance_type", f"must be one name without /, not {self.instance_type!r}")
+
+
+def asked(
+    gpu: str | None,
+    *,
+    cpus: float,
+    memory: float,
+    disk: float,
+    infra: Sequence[str] | str,
+    spot: bool | None,
+) -> OfferQuery:
+    """What is asked of providers in words: `A100:8` for a gpu; spot: only this market. Raises ConfigError."""
+    try:
+        card, count = gpus.counted(gpu) if gpu else (None, 0)
+    except ValueError as error:
+        raise ConfigError(str(error), fix="such as A100:8 or 24GB+") from error
+    places = (infra,) if isinstance(infra, str) else tuple(infra)
+    made = Resources(card, count, cpus, memory, disk, places)
+    wrong = [*typed.problems(made)] or [*made.problems()]
+    if wrong:
+        raise ConfigError(wrong[0].text.removeprefix("resources."))
+    return made.query({None: tuple(Market), True: (Market.SPOT,), False: (Market.ON_DEMAND,)}[spot])

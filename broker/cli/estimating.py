@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.offers import InfraOption, asked, fits, must_have_provider, nothing
+from broker.cli.offers import InfraOption, asked, must_have_provider, nothing
 from broker.cli.screen import Screen, Usage
 from broker.cli.unanswered import tell_unanswered
 
@@ -177,6 +177,7 @@ def _today(screen: Screen, query: OfferQuery, given: Assumptions) -> list[Price]
     from broker.offer import Market, Offer
     from broker.policy.estimate import Price
     from broker.policy.hazard import hazard
+    from broker.policy.shape import fits
 
     must_have_provider([query])
     with screen.waiting("the providers' answers"):

@@ -17,7 +17,7 @@ from broker.cli.unanswered import tell_unanswered, unanswered
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.job import Plan
-    from broker.offer import Offer, OfferQuery
+    from broker.offer import OfferQuery
     from broker.policy.decision import Decision
     from broker.task import Task
 
@@ -99,6 +99,7 @@ def offers_verb(
     """Show what can be rented now, the cheapest first."""
     from broker.config import load
     from broker.market import Marketplace
+    from broker.policy.shape import fits
 
     config = load()
     query = asked(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra or (), spot=spot)
@@ -447,25 +448,10 @@ def asked(
     spot: bool | None,
 ) -> OfferQuery:
     """What the options ask for; spot: only this market. Raises Usage."""
-    from broker.gpus import counted
-    from broker.offer import Market, OfferQuery
+    from broker import resources
+    from broker.errors import ConfigError
 
     try:
-        card, count = counted(gpu) if gpu else (None, 0)
-    except ValueError as error:
-        raise Usage(str(error), fix="broker offers A100:8") from error
-    markets = {
-        None: (Market.SPOT, Market.ON_DEMAND), True: (Market.SPOT,), False: (Market.ON_DEMAND,)
-    }[spot]  # fmt: skip
-    return OfferQuery(
-        gpu=card, gpu_count=count, cpus=cpus, memory=memory, disk=disk,
-        infra=tuple(infra), markets=markets,
-    )  # fmt: skip
-
-
-def fits(offer: Offer, query: OfferQuery) -> bool:
-    """A provider may answer more than was asked of it."""
-    from broker.policy.infra import matcher
-    from broker.policy.shape import misfit
-
-    return offer.market in query.markets and matcher(query.infra)(offer) and not misfit(offer, query)
+        return resources.asked(gpu, cpus=cpus, memory=memory, disk=disk, infra=infra, spot=spot)
+    except ConfigError as error:
+        raise Usage(error.message, fix="broker offers A100:8 --disk 20") from error

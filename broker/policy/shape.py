@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from broker import gpus, images
 from broker.offer import Market, Offer, OfferQuery
+from broker.policy.infra import matcher
 from broker.provider import Kind
+
+
+def fits(offer: Offer, query: OfferQuery) -> bool:
+    """Is the offer what was asked for? A provider may answer more than that."""
+    return offer.market in query.markets and matcher(query.infra)(offer) and not misfit(offer, query)
 
 
 def misfit(offer: Offer, query: OfferQuery) -> str:

@@ -58,6 +58,8 @@ def test_version(cli: Cli) -> None:
         (["check", "vast", "--key-stdin"], 2, "stdin holds no key", "--key-stdin"),
         (["offers", "--infra", "vst"], 78, "did you mean vast?", "installed is"),
         (["offers", "A100:0"], 2, "'A100:0'", "A100:8"),
+        (["offers", "--disk", "-5"], 2, "disk_size: must be above zero, not -5", "A100:8"),
+        (["offers", "--memory", "nan"], 2, "memory: must be zero (any) or above, not nan", "A100:8"),
         (["offers", "A100"], 78, "no provider that rents out GPUs can be asked: ", "broker check"),
         (["offers", "--cpus", "100000"], 75, "no offer fits", "try again"),
         (["show", "nobody"], 102, "no job 'nobody'", "broker ps -a"),
