@@ -48,6 +48,7 @@ GRAPH_STATES = {
     "TERMINATED": State.TERMINATED,
 }
 OVER = (State.STOPPED, State.TERMINATED)
+TAKEN = re.compile(r"preempt|interrupt|reclaim|evict")  # never seen yet; whatever says so in other words than "Outbid"
 DATE = re.compile(
     r"(?P<moment>[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d) GMT(?P<sign>[+-])(?P<hours>\d\d)(?P<minutes>\d\d)"
 )
@@ -179,6 +180,8 @@ def cause_of(word: str) -> Cause | None:
         return Cause.PREEMPTED
     if "by user" in text and "rented" not in text:
         return Cause.USER
+    if TAKEN.search(text):
+        return Cause.PREEMPTED
     return Cause.FAILED if "by runpod" in text else None
 
 
