@@ -9,6 +9,7 @@ and obstore only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from broker.home import Home, JobKeys
 from broker.manifest import Manifest, opened, sealed
 
 VERSION = 1
+NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+HASH = re.compile("[0-9a-f]{64}")
 
 
 class CacheKeys(JobKeys):
@@ -136,6 +139,10 @@ class Cache:
                 )
                 for name, folder in body["folders"].items()
             }
+            for folder in folders.values():
+                # Each is the name of an object, and of a file on the machine.
+                if bad := next((sha for sha in folder.blobs if not HASH.fullmatch(sha)), None):
+                    raise SnapshotCorrupt(f"the cache names a blob {bad!r}, which is no hash")
             *seconds, by_setup = body["times"]
             cold, warm = (None if took is None else float(took) for took in seconds)
             return cls(folders, Times(cold, warm, bool(by_setup)), float(body["at"]))
@@ -146,9 +153,10 @@ class Cache:
 def newest(home: Home, keys: JobKeys) -> tuple[int, Cache] | None:
     """The cache that the latest generation saved, with that generation; 0 is what the broker took from another job.
 
-    A damaged one is passed over.
+    A damaged one is passed over, and what is none.
     """
-    for generation in sorted((int(e.key.rpartition("/")[2]) for e in home.list(keys.caches)), reverse=True):
+    names = [e.key.rpartition("/")[2] for e in home.list(keys.caches)]
+    for generation in sorted((int(name) for name in names if NUMBER.fullmatch(name)), reverse=True):
         try:
             if (raw := home.find(keys.cache(generation))) is not None:
                 return generation, Cache.from_bytes(raw)

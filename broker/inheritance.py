@@ -2,8 +2,9 @@
 
 Machines hold keys for their own job only, so the broker copies, and no byte passes through its computer. A cache is
 what other machines have written, and programs run what is in it: it is taken over only where every machine of the
-earlier job was at least as trusted as the one that is about to be rented. A marketplace's host thus never puts
-anything before a job on a cloud. Where machines get the key of a whole bucket, any of them may have written anything.
+earlier job was at least as trusted as the one that is about to be rented, and whatever it had taken over itself. A
+marketplace's host thus never puts anything before a job on a cloud. Where machines get the key of a whole bucket, any
+of them may have written anything.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from broker.cache import Cache, CacheKeys, newest, told_size
-from broker.errors import HomeError
 from broker.home import Home, JobKeys
 from broker.offer import Offer, Trust
-from broker.store import JobRow
+from broker.policy.budget import UNCLEAR
+from broker.store import JobRow, PlacementRow
 from broker.task import Task
 from broker.world import World
 
@@ -33,7 +34,7 @@ class TooMuch(Exception):  # noqa: N818 - a decision
 
 @dataclass(frozen=True, slots=True)
 class Heirloom:
-    """An earlier job's cache. trust: that of its least trusted machine."""
+    """An earlier job's cache. trust: that of the least trusted machine that may have written any of it."""
 
     job: str
     generation: int
@@ -51,26 +52,43 @@ def inherit(row: JobRow, task: Task, offer: Offer, world: World) -> None:
     home, keys = world.home(row.home), CacheKeys(row.id)
     try:
         if home.list(keys.caches):
-            return
+            if _written(row, world) or _taken_over(row, world, Trust.COMMUNITY).reaches(offer.trust):
+                return
+            # Taken over for another machine, which was then not to be had.
+            drop(home, keys)
+            world.store.event(row.id, "cache", "what was taken over is not for this machine", trust=str(Trust.CLOUD))
         found = list(_heirlooms(row, home, world))
         taken = next((one for one in found if one.trust.reaches(offer.trust) and _fits(one.cache, task)), None)
         if taken is not None:
             _copy(home, taken, keys)
             text = f"cache of {taken.job} taken over: {told_size(taken.cache.size)}"
-            world.store.event(row.id, "cache", text, once="inherited")
+            world.store.event(row.id, "cache", text, trust=str(taken.trust))
         _forget(home, found)
-    except (HomeError, FileNotFoundError, TooMuch) as error:
-        world.store.event(row.id, "cache", f"no earlier job's cache is taken over: {error}", once="inherited")
+    except Exception as error:  # noqa: BLE001 - untrusted machines wrote it, and it is no reason not to start
+        text = f"no earlier job's cache is taken over: {error or type(error).__name__}"
+        world.store.event(row.id, "cache", text, once="inherited")
+
+
+def _written(row: JobRow, world: World) -> list[PlacementRow]:
+    """The job's machines that may have written a cache."""
+    return [p for p in world.store.placements(row.id) if p.launched_at is not None or p.cause == UNCLEAR]
+
+
+def _taken_over(row: JobRow, world: World, unknown: Trust) -> Trust:
+    """How far what the job has taken over from others is to be trusted. unknown: where nothing is written down."""
+    told = [event.data["trust"] for event in world.store.events(row.id, kinds=["cache"]) if "trust" in event.data]
+    return Trust(told[-1]) if told else unknown
 
 
 def _heirlooms(row: JobRow, home: Home, world: World) -> Iterator[Heirloom]:
     """The caches of earlier jobs of this name in this home that have ended, the newest first."""
     jobs = [j for j in world.store.jobs() if j.name == row.name and j.home == row.home and j.done and j.id != row.id]
     for job in jobs[:LOOKED_AT]:
-        machines = [p for p in world.store.placements(job.id) if p.launched_at is not None]
+        machines = _written(job, world)
         found = newest(home, JobKeys(job.id)) if machines else None
         if found is not None:
             trusts = [Offer.from_json(machine.request["offer"]).trust for machine in machines]
+            trusts.append(_taken_over(job, world, Trust.CLOUD))
             least = Trust.COMMUNITY if _open_to_all(home.url, world) else max(trusts, key=list(Trust).index)
             yield Heirloom(job.id, *found, least)
 

@@ -113,7 +113,7 @@ def opened(raw: bytes) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(raw)
         if body.pop("sum") != _sum(body):
             raise SnapshotCorrupt("the manifest is damaged: it does not hash to its own sum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SnapshotCorrupt(f"the manifest cannot be read: {error}") from error
     return body
 

@@ -70,22 +70,29 @@ class Nights:
 
     def night(self, content: str, *trusts: Trust, ended: bool = True, **changes: Any) -> str:
         """A job that ran on machines of these kinds and left a cache."""
-        job = self.submit(**changes)
+        return self.ran(self.submit(**changes), content, *trusts, ended=ended)
+
+    def ran(self, job: str, content: str, *trusts: Trust, ended: bool = True) -> str:
         for generation, trust in enumerate(trusts, 1):
             request = {"offer": offer(trust).to_json()}
             row = PlacementRow(job, generation, "intent", request, [], time.time())
             self.store.intend(row)
             self.store.update_placement(job, generation, launched_at=time.time())
-        self.fill(job, content)
+        if content:
+            self.fill(job, content)
         if ended:
             self.store.update_job(job, status="succeeded", ended_at=time.time())
         return job
 
-    def next(self, trust: Trust, **changes: Any) -> str:
-        """What lies in the cache of the next job, as its first machine finds it; empty where nothing does."""
+    def next(self, *trusts: Trust, **changes: Any) -> str:
+        """What lies in the cache of the next job, as its first machine finds it; empty where nothing does.
+
+        trusts: of what is asked for, one after the other, until there is a machine.
+        """
         job = self.submit(**changes)
         row = self.store.job(job)
-        inherit(row, Task.from_json(row.task), offer(trust), self.world)
+        for trust in trusts:
+            inherit(row, Task.from_json(row.task), offer(trust), self.world)
         folders = self.folders(job)
         if folders.find() is None:
             return ""
@@ -131,6 +138,29 @@ def test_nothing_comes_from_a_less_trusted_machine(nights: Nights) -> None:
     assert nights.next(CLOUD) == ""
     assert nights.next(DATACENTER) == "b"
     assert nights.next(COMMUNITY) == "b"
+
+
+def test_what_was_taken_over_is_no_more_trusted_than_it_was(nights: Nights) -> None:
+    nights.night("a", COMMUNITY)
+    # The host that it was meant for was not to be had after all.
+    assert nights.next(COMMUNITY, CLOUD) == ""
+    assert nights.next(COMMUNITY, COMMUNITY) == "a"
+    nights.ran(nights.ids[-1], "", COMMUNITY)
+    assert nights.next(COMMUNITY) == "a"
+    # It ran on a cloud alone, with what a host before it had written.
+    nights.ran(nights.ids[-1], "", CLOUD)
+    assert nights.next(CLOUD) == ""
+    nights.ran(nights.ids[-1], "b", CLOUD)
+    assert nights.next(COMMUNITY, CLOUD) == "b"
+
+
+@pytest.mark.parametrize("name", ["x", "-1", "99999999999999999999", "\u0664"])
+def test_what_a_machine_wrote_beside_its_cache_hinders_no_later_job(nights: Nights, name: str) -> None:
+    job = nights.night("a", CLOUD)
+    nights.home(job).put(f"{JobKeys(job).caches}/{name}", b"[" * 100_000)
+    assert nights.next(CLOUD) == "a"
+    nights.home(job).put(JobKeys(job).cache(2), b"[" * 100_000)
+    assert nights.next(CLOUD) == "a"
 
 
 def test_what_no_job_would_take_any_more_is_deleted(nights: Nights) -> None:
