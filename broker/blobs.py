@@ -72,13 +72,19 @@ def settle(newest_ns: int) -> None:
         time.sleep(wait)
 
 
-def hash_file(path: Path, expected: Stat, chunk: int = MIB) -> str:
-    """SHA-256 of a file that is, before and after, in the state `expected`. Raises Changed."""
+def hash_file(
+    path: Path, expected: Stat, chunk: int = MIB, see: Callable[[memoryview], None] = lambda _: None
+) -> str:  # fmt: skip
+    """SHA-256 of a file that is, before and after, in the state `expected`. Raises Changed.
+
+    see: told of each piece; what it raises is raised.
+    """
     digest = hashlib.sha256()
     block = memoryview(bytearray(min(chunk, max(expected.size, 1))))
     with _same(path, expected) as file:
         while length := file.readinto(block):
             digest.update(block[:length])
+            see(block[:length])
     return digest.hexdigest()
 
 

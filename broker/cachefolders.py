@@ -32,8 +32,18 @@ LARGEST, MOST = 64 * 2**30, 300_000
 """Bytes and files of all folders together beyond which nothing of them is kept."""
 OURS = ".spotbroker-"
 """How the names begin of what is put into a cache folder on the way."""
-PRIVATE = {"token", "stored_tokens"}
-"""Hugging Face's files with the user's own token, at the top of its folder."""
+PRIVATE = {
+    *("token", "stored_tokens", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".pgpass", ".npmrc", "kaggle.json"),
+    *("id_rsa", "id_ecdsa", "id_ed25519", "gh/hosts.yml", ".aws/credentials", ".docker/config.json"),
+    *("gcloud/credentials.db", "gcloud/access_tokens.db", "gcloud/application_default_credentials.json"),
+}
+"""How the paths end of files in which tools keep a user's login, wherever they lie: Hugging Face's two come first."""
+LONGEST = 8192
+"""Bytes of a secret that lies across two pieces of a file, up to which it is seen."""
+
+
+class Secret(Exception):  # noqa: N818 - not an error: the file is left out
+    """A file holds a secret."""
 
 
 class Moving(Exception):  # noqa: N818 - not an error: a program goes on writing
@@ -69,10 +79,17 @@ def look(folder: Path, seen: Path) -> Look | None:
         folders |= tree.folders
         links |= tree.links
         left |= tree.left_out
-    for path in [p for p in files if p.rpartition("/")[2] in PRIVATE and posixpath.dirname(p) in ("", "huggingface")]:
-        left[path] = "it is where Hugging Face keeps a token"
+    for path in [p for p in files if _private(seen / p)]:
+        left[path] = "it is where a login is kept"
         del files[path]
     return Look(files, folders, links, left)
+
+
+def _private(path: Path) -> bool:
+    """Is it where a tool keeps a login? Below a hub's own folder lie models, whatever their files are called."""
+    if path.name == "token" and "hub" in path.parts:
+        return False
+    return path.name in PRIVATE or "/".join(path.parts[-2:]) in PRIVATE
 
 
 class CacheFolders:
@@ -223,17 +240,14 @@ class CacheFolders:
             for path, found in seen.files.items():
                 try:
                     content, data = self._content(name, path, found, stored)
-                    if data is not None and self.hides(data):
-                        left[path] = "it holds a secret"
-                        continue
                     files[path] = File(content, found.size, found.mode)
                     if found.size > SMALL:
                         uploads.add(content, here / path, found)
                     elif data and content not in stored:
                         fresh.add(content, data)
                         stored.add(content)
-                except Changed as change:
-                    left[path] = str(change)
+                except (Changed, Secret) as why:
+                    left[path] = str(why)
             uploads.finish()
         fresh.close()
         left |= self._moved(name, seen, files, uploads.changed)
@@ -247,19 +261,33 @@ class CacheFolders:
         return Folder(manifest, times, _used({**packs, **fresh.packs}, manifest))
 
     def _content(self, name: str, path: str, found: Stat, stored: set[str]) -> tuple[str, bytes | None]:
-        """The content's hash, and a small one itself where it must be looked at. Raises Changed."""
+        """The content's hash, and a small one itself where it is not stored yet. Raises Changed and Secret."""
         here = self.folders[name][0] / path
         known = self._hashes.get((name, path))
         content = known[1] if known is not None and known[0] == found else None
         if content is not None and (found.size > SMALL or not found.size or content in stored):
             return content, None
         if found.size > SMALL:
-            content, data = hash_file(here, found), None
+            content, data = hash_file(here, found, see=self._seeing()), None
         else:
             data = read_file(here, found)
+            self._seeing()(data)
             content = sha256(data).hexdigest()
         self._hashes[name, path] = (found, content)
         return content, data
+
+    def _seeing(self) -> Callable[[bytes | memoryview], None]:
+        """Looks at a file's pieces, one after the other, for secrets. It raises Secret."""
+        last = b""
+
+        def see(piece: bytes | memoryview) -> None:
+            nonlocal last
+            data = last + bytes(piece)
+            if self.hides(data):
+                raise Secret("it holds a secret")
+            last = data[-LONGEST:]
+
+        return see
 
     def _moved(
         self, name: str, seen: Look, files: Mapping[str, File], changed: Mapping[str, str]

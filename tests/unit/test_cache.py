@@ -183,13 +183,18 @@ def test_a_token_and_a_file_that_holds_a_secret_stay_behind(home: Home, tmp_path
     one.write("huggingface/token", b"hf_Another")
     one.write("huggingface/hub/token", b"a file of a model")
     one.write("uv/credentials", b"machine x password hf_Secret12345")
+    one.write("uv/log", b"x" * ((1 << 20) - 5) + b"hf_Secret12345" + b"x" * 9)  # across two pieces of it
+    one.write("uv/moved/huggingface/token", b"hf_Another")
+    one.write("uv/moved/.netrc", b"machine x password hf_Another")
+    one.write("uv/.aws/credentials", b"hf_Another")
     one.write("uv/kept")
     saved = one.save()
     assert saved is not None
     assert {f"{name}/{path}" for name in saved.folders for path in saved.folders[name].manifest.files} == {
         f"{HF}/hub/token", f"{UV}/kept",
     }  # fmt: skip
-    assert set(one.folders.left) == {f"{HF}/token", f"{UV}/credentials"}
+    kept_back = (".aws/credentials", "credentials", "log", "moved/.netrc", "moved/huggingface/token")
+    assert set(one.folders.left) == {f"{HF}/token", *(f"{UV}/{path}" for path in kept_back)}
     assert not any(b"hf_" in home.get(entry.key) for entry in home.list(KEYS.root))
 
 
