@@ -46,7 +46,7 @@ def ps_verb(
     if watch and not screen.json:
         return _watch(screen, config, everything=everything)
     found = jobs(active=not everything, config=config)
-    _warn_without_broker(screen, found)
+    warn_without_broker(screen, found)
     tell_still(screen, config)
     if screen.quiet:
         for job in found:
@@ -214,7 +214,7 @@ def wait_verb(
 
     found = [get(name) for name in names]
     deadline = time.monotonic() + _patience(timeout) if timeout else None
-    _warn_without_broker(screen, found)
+    warn_without_broker(screen, found)
     codes: list[int] = []
     for job in found:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -247,7 +247,7 @@ def _patience(text: str) -> float:
         raise Usage(f"--timeout {error}", fix="--timeout 90, or --timeout 2h") from error
 
 
-def _warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
+def warn_without_broker(screen: Screen, jobs: Sequence[Job]) -> None:
     alone = [job for job in jobs if not job.done and not _driven(job)]
     left = [job.id for job in alone if not job.row.kept]
     if kept := [job.id for job in alone if job.row.kept]:

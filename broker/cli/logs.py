@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.jobs import JobArgument
+from broker.cli.jobs import JobArgument, warn_without_broker
 from broker.cli.screen import Screen, Usage
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def logs_verb(
     job = get(name)
     printer, output = _Printer(screen, job), Output(job)
     done = job.refresh().row.decided
+    if follow and not done:
+        warn_without_broker(screen, [job])
     rows = job.placements()
     whole = tail is None and not since
     printer.put(output.lines(rows, final=done) if whole else output.last(rows, tail, since=after, final=done))

@@ -10,6 +10,7 @@ import typer
 
 from broker.cli.jobs import JobArgument
 from broker.cli.screen import Screen, Usage
+from broker.cli.still import telling_still
 
 if TYPE_CHECKING:
     from broker.job import Job
@@ -114,7 +115,7 @@ def _moved(screen: Screen, job: Job, old: PlacementRow) -> PlacementRow | None:
     from broker.errors import JobUnfinished
 
     deadline = time.monotonic() + WITHIN
-    with screen.waiting(f"{job.id} to move"):
+    with telling_still(screen, job.config), screen.waiting(f"{job.id} to move"):
         while True:
             done = job.refresh().done
             fresh = [row for row in job.placements() if row.generation > old.generation and row.first_beat_at]

@@ -11,6 +11,9 @@ import time
 
 import pytest
 from cli.command import Cli, wait_for
+from cli.terminal import Terminal
+
+from broker_local import cloud
 
 Finished = tuple[Cli, str, subprocess.CompletedProcess[str]]
 
@@ -113,6 +116,37 @@ def test_an_interrupted_run_is_handed_over(cli: Cli) -> None:
     assert len(cli.json("show", job)["stays"]) == 1, "it was not moved for that"
 
 
+def test_ctrl_c_asks_what_to_do_with_the_job(cli: Cli) -> None:
+    cli.task(steps=500)
+    with Terminal(cli, "run", "counter", "-y") as screen:
+        screen.until("the program runs")
+        screen.type("\x03")
+        screen.until("Stop the job (s), leave it running in the background (b), or go on (Enter)?")
+        screen.shown = ""
+        screen.type("\n")
+        screen.until("step 5")
+        screen.type("\x03")
+        screen.until("Stop the job (s)")
+        screen.type("s\n")
+        screen.until("stopping: the program is asked to save")
+        assert screen.ended() == 103
+        assert "stopped by its user" in screen.shown
+    assert cli.json("ps", "--instances") == []
+
+
+def test_a_stop_that_cannot_be_verified_says_so(finished: Finished) -> None:
+    cli, job, _ = finished
+    root = cli.state / "local"
+    cloud.fail_calls(root, "instances", times=50)
+    hasty = cli.folder / "hasty.toml"
+    hasty.write_text("[providers.local]\npatience = 0.5\n", encoding="utf-8")
+    done = cli("stop", job, code=1, env={"SPOTBROKER_CONFIG": str(hasty)})
+    assert "local could not be asked whether all is gone" in done.stderr
+    assert "verified with the provider" not in done.stderr
+    cloud.clear(root)
+    assert "nothing of it is left" in cli("stop", job).stderr
+
+
 def test_run_in_quiet_and_json(cli: Cli) -> None:
     cli.task(steps=5)
     quiet = cli("run", "counter", "-y", "-q")
@@ -185,7 +219,12 @@ def test_ps_says_when_nobody_drives(cli: Cli) -> None:
     assert cli("ps").stderr == ""
     process.kill()
     process.communicate()
-    assert f"no broker is running here that would move {job}; start one with: broker up" in cli("ps").stderr
+    told = f"no broker is running here that would move {job}; start one with: broker up"
+    assert told in cli("ps").stderr
+    with cli.start("logs", "-f", job) as follower:
+        assert follower.stderr is not None
+        assert told in follower.stderr.readline()
+        follower.kill()
 
 
 def test_a_broker_that_stands_still_is_named(cli: Cli) -> None:
