@@ -104,6 +104,19 @@ class Output:
             entries = [*entries[:first], *entries[len(entries) - last :]]
         return b"".join(self.home.find(entry.key) or b"" for entry in entries).decode("utf-8", "replace")
 
+    def when(self, generation: int, line: str, most: int = ENDS) -> float | None:
+        """When the part was written in which a line is first seen whole, seconds since the epoch by the store's clock.
+
+        None where it is not among so many bytes of the beginning.
+        """
+        wanted, text = line.encode(), b""
+        entries = list(self.home.list(self.keys.logs(generation)))
+        for entry in entries[: _within(entries, most)]:
+            text += self.home.find(entry.key) or b""
+            if wanted in text:
+                return entry.modified
+        return None
+
     def pending(self) -> Line | None:
         """The newest line that has not ended yet, as a terminal shows it: a progress bar's last state."""
         if not self.rest:

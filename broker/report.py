@@ -96,7 +96,7 @@ class Move:
     lost: int | None
     gap: float | None
     setup: float
-    startup: float | None
+    startup: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,26 +370,35 @@ def read_manifests(home: Any, job: str, generations: Iterable[int]) -> dict[int,
     return found
 
 
-def with_steps(report: Report, logs: Mapping[int, Series]) -> Report:
-    """The report with the steps that its machines' logs show, where the program reports none by itself."""
+def with_steps(report: Report, logs: Mapping[int, Series], firsts: Mapping[int, float] | None = None) -> Report:
+    """The report with the steps that its machines' logs show, where the program reports none by itself.
+
+    firsts: when each machine's first step was printed, seconds since the epoch, where that is known.
+    """
     found = {generation: series for generation, series in logs.items() if series.first % 1 == series.last % 1 == 0}
     if not found or any(stay.first_step is not None for stay in report.stays):
         return report
 
     def stay(one: Stay) -> Stay:
         steps = found.get(one.generation)
-        return one if steps is None else replace(one, first_step=int(steps.first), last_step=int(steps.last))
+        if steps is None:
+            return one
+        at = (firsts or {}).get(one.generation)
+        took = one.startup if at is None else max(one.startup or 0.0, at - one.start)
+        return replace(one, first_step=int(steps.first), last_step=int(steps.last), startup=took)
 
     def move(one: Move) -> Move:
         old, new = found.get(one.source), found.get(one.target)
+        one = replace(one, startup=took.get(one.target))
         if old is None or new is None:
             return one
         again = max(0, round(old.last - new.first + min(new.spacing, new.first)))
         # Some print an epoch when it begins and some when it ends: how much of one was lost nobody can say.
         return replace(one, reached=int(old.last), resumed=int(new.first), lost=again if new.unit == "step" else None)
 
-    unit = next(iter(found.values())).unit
-    return replace(report, unit=unit, stays=tuple(map(stay, report.stays)), moves=tuple(map(move, report.moves)))
+    unit, stays = next(iter(found.values())).unit, tuple(map(stay, report.stays))
+    took = {one.generation: one.startup for one in stays}
+    return replace(report, unit=unit, stays=stays, moves=tuple(map(move, report.moves)))
 
 
 def shown(job: Job) -> Report:
@@ -408,10 +417,12 @@ def shown(job: Job) -> Report:
     rehearse = job.row.task.get("rehearse") or {}
     try:
         output = Output(job)
-        series = read([output.ends(generation) for generation in ran], rehearse.get("step") or "")
+        found = read([output.ends(generation) for generation in ran], rehearse.get("step") or "")
+        series = {g: one for g, one in zip(ran, found, strict=True) if one is not None}
+        firsts = {g: output.when(g, one.line) for g, one in series.items()}
     except HomeError:
         return report
-    return with_steps(report, {g: one for g, one in zip(ran, series, strict=True) if one is not None})
+    return with_steps(report, series, {g: at for g, at in firsts.items() if at is not None})
 
 
 def of(job: Any, *, reached: Mapping[int, int] | None = None) -> Report:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.guest.log import OURS, STARTS
 
@@ -29,7 +29,7 @@ SOME = 2
 class Series:
     """One run's steps. kind: where they were read, for people. unit: step or epoch. total: None where none was shown.
 
-    spacing: the usual distance between two numbers.
+    spacing: the usual distance between two numbers. line: the one that shows the first.
     """
 
     kind: str
@@ -38,6 +38,7 @@ class Series:
     last: float
     spacing: float = 1.0
     total: int | None = None
+    line: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,11 @@ Counter = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One number as it stood in the log."""
+    """One number as it stood in a line of the log."""
 
     step: float
     total: int | None
+    line: str
 
 
 def last_run(text: str) -> list[str]:
@@ -151,7 +153,7 @@ def _numbers(line: str, guess: Guess) -> Iterator[tuple[str, Shown]]:
         if guess is TQDM:
             # Bars of one label with several totals are several bars; numbers in a label count something else.
             label = f"{re.sub(r'[0-9]+', '#', BAR.sub('', before)).strip()}/{total}"
-        yield f"{(rank[1] or rank[2]) if rank else ''}|{label}", Shown(step, total)
+        yield f"{(rank[1] or rank[2]) if rank else ''}|{label}", Shown(step, total, line)
 
 
 def _across(counter: Counter, runs: Sequence[Mapping[Counter, list[Shown]]], guess: Guess) -> tuple[Series | None, ...]:
@@ -163,14 +165,14 @@ def _across(counter: Counter, runs: Sequence[Mapping[Counter, list[Shown]]], gue
         if not _rises([one.step for one in shown]):
             return (None,) * len(runs)
         # Nothing done yet is no step: bars begin with it even where the work goes on from elsewhere.
-        steps = [one.step + missing for one in shown if one.step > 0]
+        done = [one for one in shown if one.step > 0]
+        steps = [one.step + missing for one in done]
         several |= len({one.step for one in shown}) >= SOME
         gaps = sorted(b - a for a, b in itertools.pairwise(steps) if b > a)
         spacing = gaps[len(gaps) // 2] if gaps else 1.0
-        totals = [one.total for one in shown if one.total]
-        kind = guess.kind
+        total = next((one.total for one in reversed(shown) if one.total), None)
         found.append(
-            Series(kind, guess.unit, steps[0], steps[-1], spacing, totals[-1] if totals else None) if steps else None
+            Series(guess.kind, guess.unit, steps[0], steps[-1], spacing, total, done[0].line) if steps else None
         )
     return tuple(found) if several else (None,) * len(runs)
 

@@ -106,10 +106,12 @@ def test_steps_that_only_the_output_shows() -> None:
     quiet = {"first_step": None, "progress": None}
     first = replace(FIRST, beat={**(FIRST.beat or {}), **quiet})
     second = replace(SECOND, beat={**(SECOND.beat or {}), **quiet})
-    told = with_steps(report(first=first, second=second), {1: log(1, 43), 2: log(41, 100)})
+    told = with_steps(report(first=first, second=second), {1: log(1, 43), 2: log(41, 100)}, {2: 71.5})
     assert [(stay.first_step, stay.last_step) for stay in told.stays] == [(1, 43), (41, 100)]
-    assert [(move.reached, move.resumed, move.lost) for move in told.moves] == [(43, 41, 3)]
-    epochs = with_steps(report(first=first, second=second), {1: log(1, 7, unit="epoch"), 2: log(7, 9, unit="epoch")})
+    assert [(move.reached, move.resumed, move.lost, move.startup) for move in told.moves] == [(43, 41, 3, 20.5)]
+    assert [stay.startup for stay in told.stays] == [10.0, 20.5], "where it was printed it is known when"
+    logs = {1: log(1, 7, unit="epoch"), 2: log(7, 9, unit="epoch")}
+    epochs = with_steps(report(first=first, second=second), logs)
     assert (epochs.unit, epochs.moves[0].reached, epochs.moves[0].lost) == ("epoch", 7, None)
     assert with_steps(report(), {1: log(7, 9)}) == report(), "what it reports itself counts"
 

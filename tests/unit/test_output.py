@@ -162,3 +162,14 @@ def test_a_time_that_has_passed(text: str, when: str) -> None:
 def test_no_such_time(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         quantity.past(text, datetime(2026, 10, 25, 12, tzinfo=UTC).timestamp(), LISBON)
+
+
+def test_when_a_line_was_printed_first(log: Log) -> None:
+    """By the part in which it is whole: a part ends anywhere."""
+    for seq, data in enumerate((b"loading\n", b"loss 3.1 st", b"ep 12\n", b"loss 3.0 step 13\nloss 3.1 step 12\n"), 1):
+        log.add(1, seq, data, NOW + seq)
+    output = Output(log.job)
+    assert output.when(1, "loss 3.1 step 12") == NOW + 3
+    assert output.when(1, "loss 3.0 step 13") == NOW + 4
+    assert output.when(1, "step 14") is None
+    assert output.when(1, "loss 3.0 step 13", most=20) is None
