@@ -16,6 +16,7 @@ OWN = PurePosixPath("/var/lib/spotbroker")
 SYSTEM = tuple(
     map(PurePosixPath, ("/proc", "/sys", "/dev", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/boot"))
 )
+MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - a folder like any other, and fast
 WHOLE = {PurePosixPath(name) for name in ("/", "/root", "/home", "/usr", "/var", "/opt", "/tmp", "/mnt", "/srv")}  # noqa: S108
 VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -48,6 +49,20 @@ def cache_problems(names: Sequence[str], checkpoint: str | None) -> Iterator[Pro
                 inner, outer = (name, given) if here.is_relative_to(other) else (given, name)
                 yield Problem(field, f"{inner} lies in {outer}, which is kept too", "keep one of them")
         sound.setdefault(here, name)
+
+
+def checkpoint_problem(path: str) -> tuple[str, str] | None:
+    """Message and fix for a checkpoint's folder that could never be one; None for any other."""
+    here = PurePosixPath(path)
+    if found := VARIABLE.search(path):
+        said = (
+            "is set by the broker itself" if found[1].startswith("BROKER_") else "is filled in only as ${NAME} of envs"
+        )
+        fix = "write the folder itself: ~/… for the home folder, or relative to the workdir"
+        return f"{found[0].replace('{', '')} in {path!r} {said}: the program would save elsewhere", fix
+    owner = "the broker" if here.is_relative_to(OWN) else "the system"
+    system = any(here.is_relative_to(place) for place in (OWN, *SYSTEM)) and not here.is_relative_to(MEMORY)
+    return (f"{path} lies in a folder of {owner}'s own", "name one of the program's own") if system else None
 
 
 def _wrong(name: str) -> tuple[str, str] | None:

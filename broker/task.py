@@ -22,7 +22,7 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity, typed
 from broker.document import Problem, refuse
 from broker.errors import TaskError
-from broker.folders import cache_problems
+from broker.folders import cache_problems, checkpoint_problem
 from broker.guest.mask import sensitive
 from broker.keeping import Keep
 from broker.mounts import Mount
@@ -82,6 +82,8 @@ class Checkpoint:
             yield Problem("checkpoint.path", f"must be a folder inside the workdir, ~/… or /…, not {self.path!r}")
         elif self.path.startswith("~") and not (self.path.startswith("~/") and len(path.parts) > 1):
             yield Problem("checkpoint.path", f"must name a folder below ~/, not {self.path!r}")
+        elif (wrong := checkpoint_problem(self.path)) is not None:
+            yield Problem("checkpoint.path", *wrong)
         if self.every is not None and not 0 < self.every < math.inf:
             yield Problem("checkpoint.every", f"must be above zero seconds, not {self.every}")
         if self.keep < 1:

@@ -470,6 +470,26 @@ def test_values_of_another_type_are_named(given: dict[str, Any], message: str) -
     assert "hf_0001" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("$HOME/ckpt", "$HOME in '$HOME/ckpt' is filled in only as ${NAME} of envs: the program would save elsewhere"),
+        ("runs/$SLURM_JOB_ID", "$SLURM_JOB_ID in"),
+        ("$BROKER_CHECKPOINT_DIR", "$BROKER_CHECKPOINT_DIR in '$BROKER_CHECKPOINT_DIR' is set by the broker itself"),
+        ("/proc/ckpt", "/proc/ckpt lies in a folder of the system's own"),
+        ("/var/lib/spotbroker/x", "/var/lib/spotbroker/x lies in a folder of the broker's own"),
+    ],
+)
+def test_a_checkpoint_folder_that_can_be_none_is_refused(tmp_path: Path, path: str, message: str) -> None:
+    assert f"checkpoint.path: {message}" in str(refused(tmp_path, f"run: x\ncheckpoint: {{path: {path}}}\n"))
+
+
+@pytest.mark.parametrize("path", ["/dev/shm/ckpt", "/ckpt", "~/a b", "price$/x", "/mnt"])
+def test_a_checkpoint_folder_that_may_be_one_is_taken(tmp_path: Path, path: str) -> None:
+    task = read(tmp_path, f"run: x\ncheckpoint: {{path: '{path}'}}\n")
+    assert task.checkpoint == Checkpoint(path)
+
+
 def test_one_value_stands_for_a_list_of_one() -> None:
     given: dict[str, Any] = {"outputs": "out", "resources": Resources(infra="local"), "envs": None, "setup": None}
     task = Task(run="x", spot="never", **given)
