@@ -117,7 +117,7 @@ def _moved(screen: Screen, job: Job, old: PlacementRow) -> PlacementRow | None:
     deadline = time.monotonic() + WITHIN
     with telling_still(screen, job.config), screen.waiting(f"{job.id} to move"):
         while True:
-            done = job.refresh().done
+            done = job.refresh().row.decided
             fresh = [row for row in job.placements() if row.generation > old.generation and row.first_beat_at]
             if fresh or done:
                 return fresh[-1] if fresh else None

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from crash.harness import Site, marked, wait_for
 
+from broker.cli.moving import _moved
+from broker.cli.screen import Screen
 from broker.errors import ConfigError, JobFailed
 from broker.job import Job
 from broker.keeping import Keep
@@ -54,6 +56,7 @@ def test_a_kept_machine_is_told_looked_at_and_gone(tmp_path: Path) -> None:
         assert looked_into(looked, "cat", "left") == f"of {looked.id}\n"
         with pytest.raises(ConfigError, match="is still kept"):
             looked.resume()
+        assert _moved(Screen(), looked, looked.placements()[0]) is None, "who waits for its move waits no longer"
         # Its user ends it.
         looked.stop()
         assert not looked.refresh().row.decided, "who waits now waits for the machine's end"
