@@ -24,7 +24,7 @@ from broker.policy.hazard import Experience, hazard, model
 from broker.policy.memory import Memory
 from broker.policy.shape import misfit
 from broker.policy.timing import Choice, Refusals
-from broker.policy.work import UNKNOWN, Left, Stay, left
+from broker.policy.work import UNKNOWN, Left, Stay, lag, left
 from broker.restore import read_manifest
 from broker.schedule import moment
 from broker.state import JobState
@@ -50,13 +50,15 @@ BIGGEST_STATE = 64 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """wish: what is asked for. experience: of machines taken back. left: the work ahead. due: the deadline, with what
-    is known of the market but for the spot zones, which `with_sky` adds. measured: what earlier jobs have shown."""
+    is known of the market but for the spot zones, which `with_sky` adds. measured: what earlier jobs have shown. lag:
+    how fast the machine that runs is, in times of what its card should be; None where nothing tells."""
 
     wish: Wish
     experience: Experience = field(default_factory=Experience)
     left: Left = UNKNOWN
     due: Due | None = None
     measured: Measured = field(default_factory=Measured)
+    lag: float | None = None
 
     def hazard(self, offer: Offer, at: float) -> float:
         """Losses per hour that are expected of an offer."""
@@ -129,7 +131,8 @@ def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outloo
     home_config = world.config.home_config
     prospect = _prospect(task, work, measured, row.home, home_config, resumed=bool(state.parents))
     wish = replace(wish_of(task), prospect=prospect, trust=_trust(task, row.home, home_config))
-    return Outlook(wish, records.experience(), work, _due(row, task, state, measured), measured)
+    due = _due(row, task, state, measured)
+    return Outlook(wish, records.experience(), work, due, measured, lag(stays, measured.paces))
 
 
 def _trust(task: Task, home: str, home_config: Mapping[str, str]) -> dict[str, Trust]:
@@ -170,7 +173,7 @@ def with_sky(due: Due, offers: Sequence[Offer], wish: Wish, records: Records | N
 
     tick: seconds until the market is looked at again.
     """
-    due = replace(due, tick=tick / 3600, refusals=replace(due.refusals, every=tick / 3600))
+    due = replace(due, tick=tick / 3600)
     kinds = {(o.provider, o.instance_type) for o in offers if any(not misfit(o, query) for query in wish.queries)}
     up = {zone(o): o for o in offers if o.market is Market.SPOT and (o.provider, o.instance_type) in kinds}
     if records is None:

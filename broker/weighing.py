@@ -1,8 +1,9 @@
 """The phase `weigh`: a job that runs looks at the market again, and moves of its own accord where that pays.
 
-From on-demand back to spot, when what is saved is worth the move; to no machine at all, where a deadline leaves time to
-wait for spot; or nowhere, with a higher bid, where that is cheaper than to be outbid. Money that budgets held back for
-machines which have ended since goes to the one that runs.
+From on-demand back to spot, when what is saved is worth the move; off a machine that is slower than its card has been
+seen to be; to no machine at all, where a deadline leaves time to wait for spot; or nowhere, with a higher bid, where
+that is cheaper than to be outbid. Money that budgets held back for machines which have ended since goes to the one that
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from broker.picking import decided, mourn
 from broker.policy.bid import capped, limit, raised
 from broker.policy.budget import UNCLEAR
 from broker.policy.decision import Decision, money
+from broker.policy.memory import Memory
 from broker.policy.timing import Choice
+from broker.policy.work import SLOW
 from broker.provider import ChangesBid, Instance, LaunchRequest, State
 from broker.purse import extended, paid_for
 from broker.reaction import Limits, Seen, leave
@@ -35,7 +38,8 @@ def wants_weighing(task: Task, held: Held, world: World) -> bool:
     """Is there anything that a look at the market could change for a job on this machine?"""
     on_demand = not held.offer.endswith(f"/{Market.SPOT}")
     limited = task.budget is not None or world.config.monthly_budget is not None
-    return (on_demand and task.spot == "auto") or limited or _changes_bids(held, world)
+    paced = task.work is not None and task.spot != "never"
+    return (on_demand and task.spot == "auto") or limited or paced or _changes_bids(held, world)
 
 
 def weigh(state: JobState, world: World) -> JobState:
@@ -49,15 +53,19 @@ def weigh(state: JobState, world: World) -> JobState:
     again = world.clock() + world.limits(simulated=live.simulated).weigh
     stay = state.to("watch", weigh_at=again)
     spot = live.offer.endswith(f"/{Market.SPOT}")
-    if spot and not _changes_bids(live, world):
+    if not wants_weighing(task, live, world):
         return stay
-    outlook = _reckonable(outlook_of(row, task, state, world), state, world)
+    outlook = outlook_of(row, task, state, world)
+    slow = outlook.lag is not None and outlook.lag < SLOW and task.spot != "never"
+    if spot and not slow and not _changes_bids(live, world):
+        return stay
+    outlook = _as_it_should(outlook, task) if slow else _reckonable(outlook, state, world)
     if outlook.due is None and not spot:
         outlook = replace(outlook, wish=replace(outlook.wish, spot="only"))
     outlook, decision = decided(state, outlook, world, weighing=True)
-    if spot:
+    if spot and not slow:
         return _bid(stay, live, decision, outlook, task, world)
-    if task.spot != "auto" or state.moves + 1 >= task.max_moves:
+    if (task.spot != "auto" and not slow) or state.moves + 1 >= task.max_moves:
         return stay  # a move that must be made may still come
     return _better(stay, live, decision, outlook, world)
 
@@ -83,6 +91,16 @@ def _reckonable(outlook: Outlook, state: JobState, world: World) -> Outlook:
     return replace(outlook, wish=replace(outlook.wish, prospect=replace(prospect, hours=hours)), due=None)
 
 
+def _as_it_should(outlook: Outlook, task: Task) -> Outlook:
+    """With the hours that the work takes on a machine of this card that is not slow; a deadline waits for the next."""
+    prospect, lag = outlook.wish.prospect, outlook.lag
+    if prospect is None or prospect.hours is None or lag is None:
+        return outlook
+    told = task.work is not None and task.work.hours is not None
+    hours = prospect.hours if told else prospect.hours * lag
+    return replace(outlook, wish=replace(outlook.wish, spot="only", prospect=replace(prospect, hours=hours)), due=None)
+
+
 def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, world: World) -> JobState:
     """Go back to spot, or off the machine, where that is cheaper."""
     if decision.timing is not None:
@@ -94,10 +112,12 @@ def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, wo
             return stay.to("pick", heading=decision.offer.key)
         return stay
     spots = [c for c in decision.ranked if c.offer.market is Market.SPOT and c.finish is not None]
+    spots = [c for c in spots if c.offer.key != live.offer]
+    lag = min(1.0, outlook.lag or 1.0)
     prospect = outlook.wish.prospect
     if not spots or prospect is None or prospect.hours is None:
         return stay
-    best, pace = spots[0], prospect.speed_of(_offer(stay, world))
+    best, pace = spots[0], prospect.speed_of(_offer(stay, world)) * (lag if lag < SLOW else 1.0)
     assert best.finish is not None
     # This machine goes on working, and being paid for, until the other one is ready.
     meanwhile = min(prospect.restart(best.offer), prospect.hours / pace)
@@ -105,9 +125,14 @@ def _better(stay: JobState, live: Held, decision: Decision, outlook: Outlook, wo
     there = meanwhile * live.hourly + best.finish.total * (1 - meanwhile * pace / prospect.hours)
     if there > WORTH * here:
         return stay
-    text = f"goes back to spot in {best.offer.where}: {money(there)} to finish there, {money(here)} here"
+    sums = f"{money(there)} to finish there, {money(here)} here"
+    if lag >= SLOW:
+        _say(stay, world, f"goes back to spot in {best.offer.where}: {sums}")
+        return stay.to("pick", heading=best.offer.key)
+    text = f"makes {100 * lag:.0f} % of the steps that its card has made: goes to spot in {best.offer.where}, {sums}"
     _say(stay, world, text)
-    return stay.to("pick", heading=best.offer.key)
+    memory = Memory.from_json(stay.memory).lost(_offer(stay, world), "slow work", world.clock())
+    return replace(stay, memory=memory.to_json()).to("pick", heading=best.offer.key)
 
 
 def _bid(stay: JobState, live: Held, decision: Decision, outlook: Outlook, task: Task, world: World) -> JobState:

@@ -44,6 +44,12 @@ class Stay:
             return None
         return (self.step - self.first) / self.hours
 
+    @property
+    def settled(self) -> bool:
+        """Is its pace its own?"""
+        made = self.step - self.first if self.step is not None and self.first is not None else 0
+        return made >= ENOUGH and self.hours * 3600 >= SETTLED
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
@@ -59,6 +65,20 @@ class Left:
 
 
 UNKNOWN = Left(None, "")
+
+
+def lag(stays: Sequence[Stay], paces: Mapping[str, float] | None = None) -> float | None:
+    """How fast the machine that runs is, in times of what its card has been seen to be; None where nothing tells.
+
+    stays, paces: as for `left`. The job's own machines before go before jobs of the same name, which may have had other
+    data; what a task says is no measure at all. So where all machines are alike, one move at the most is made in vain.
+    """
+    live = next((stay for stay in stays if stay.live), None)
+    if live is None or not live.settled or live.pace is None:
+        return None
+    own = [stay.pace for stay in stays if not stay.live and stay.settled and stay.card == live.card and stay.pace]
+    known = max(own) if own else (paces or {}).get(live.card)
+    return live.pace / known if known else None
 
 
 def left(

@@ -41,13 +41,14 @@ def offer(zone: str, market: Market = Market.SPOT, price: float | None = None, *
 
 @dataclass
 class Guest:
-    """One machine's guest and program. start: seconds from its launch to the program's progress."""
+    """One machine's guest and program. start: seconds from its launch to the program's progress. rate: its speed."""
 
     generation: int
     at: float
     start: float
     began: float | None = None
     base: float = 0.0
+    rate: float = 1.0
     ended: float | None = None
     result: dict[str, Any] | None = None
     said: dict[str, Any] = field(default_factory=dict)
@@ -56,11 +57,19 @@ class Guest:
         """Seconds of work that are done."""
         if self.began is None:
             return self.base
-        return self.base + max(0.0, min(now, self.ended or now) - self.began)
+        return self.base + self.rate * max(0.0, min(now, self.ended or now) - self.began)
+
+    def done_at(self, work: float) -> float:
+        """When so many seconds of work are done."""
+        assert self.began is not None
+        return self.began + (work - self.base) / self.rate
 
 
 class Stage:
-    """restart: seconds from a launch to progress. work: seconds that the program takes, which it reports as steps."""
+    """restart: seconds from a launch to progress. work: seconds that the program takes, which it reports as steps.
+
+    rates: how fast machines are, by zone, where not as they should.
+    """
 
     def __init__(
         self,
@@ -88,6 +97,7 @@ class Stage:
         self.world._market = Marketplace(config, ["fake"], opener=lambda *_: provider, on_look=self.world._looked)
         self.guests: dict[tuple[str, int], Guest] = {}
         self.at_tick: Callable[[float], float | None] = lambda now: None
+        self.rates: dict[str, float] = {}
 
     def close(self) -> None:
         self.store.close()
@@ -149,7 +159,7 @@ class Stage:
             if guest.began is None:
                 ahead.append(guest.at + guest.start)
             elif guest.ended is None:
-                ahead.append(guest.began + self.work - guest.base)
+                ahead.append(guest.done_at(self.work))
                 ahead += [b.end_by for b in [self._request(state.job, guest)]]
         following = self.at_tick(now)
         ahead += [following] if following is not None else []
@@ -159,7 +169,7 @@ class Stage:
     # Guests
 
     def _launched(self, instance: Instance, request: LaunchRequest) -> None:
-        guest = Guest(request.generation, self.clock(), self.restart)
+        guest = Guest(request.generation, self.clock(), self.restart, rate=self.rates.get(request.offer.zone, 1.0))
         self.guests[request.job, request.generation] = guest
 
     def _mine(self, job: str) -> list[Guest]:
@@ -206,7 +216,7 @@ class Stage:
         entry = next((e for e in state.retiring if e.generation == guest.generation), None)
         end_by = entry.end_by if entry else state.live.end_by if state.live else now
         if guest.began is not None and guest.steps(now) >= self.work - 1e-6:
-            guest.ended = guest.began + self.work - guest.base
+            guest.ended = guest.done_at(self.work)
             guest.result = {"outcome": "succeeded", "reason": "exit 0"}
         elif order in ("retire", "end"):
             guest.ended = now

@@ -11,6 +11,7 @@ import pytest
 from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
 
 from broker.errors import Ambiguous, ConfigError, NoCapacity
+from broker.experience import Lesson
 from broker.offer import Market
 from broker.policy.record import replay
 from broker.provider import LaunchRequest
@@ -390,6 +391,56 @@ def test_a_move_that_broke_off_is_given_up_and_tried_again(staged: Any) -> None:
     assert [row.status for row in job.placements()] == ["ended", "closed", "ended"]
     assert markets(stage, job) == ["on_demand", "spot"]
     assert stage.cloud.spent() < 10.0
+
+
+# Slow machines
+
+
+def shown(stage: Stage, pace: float) -> None:
+    """An earlier job of this task has made so many steps an hour."""
+    stage.world.records.learn(Lesson("earlier", 1, CHEAP, START, START, lost=False, task="t", pace=pace))
+
+
+def test_a_machine_that_is_slower_than_its_card_is_left(staged: Any) -> None:
+    """It makes four tenths of the steps that an earlier job made."""
+    stage = staged([CHEAP, offer("b1", price=1.1), STEADY], work=10 * HOUR)
+    stage.rates["a1"] = 0.4
+    shown(stage, 3600.0)
+    job = stage.submit(work=Work(steps=10 * 3600))
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    rows = [row for row in job.placements() if row.instance]
+    assert [row.request["offer"]["zone"] for row in rows] == ["a1", "b1"], stage.story(job)
+    (event,) = [e for e in job.events() if e.kind == "weighed"]
+    assert event.text.startswith("makes 40 % of the steps that its card has made: goes to spot in fake/b/b1, ")
+    old, new = (stage.guests[job.id, generation] for generation in (1, 2))
+    assert old.began is not None
+    assert 600 <= new.at - old.began <= 900, "as soon as its pace is known"
+    assert new.began is not None
+    assert old.ended is not None
+    assert new.began >= old.ended
+    assert stage.clock() - START < 11.2 * HOUR
+
+
+def test_where_all_machines_are_alike_one_move_tells(staged: Any) -> None:
+    """The earlier job had less to do for a step."""
+    stage = staged([CHEAP, offer("b1", price=1.0), offer("c1", price=1.05)], work=10 * HOUR)
+    shown(stage, 10 * 3600.0)
+    job = stage.submit(work=Work(steps=10 * 3600))
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert len(job.placements()) == 2, stage.story(job)
+
+
+@pytest.mark.parametrize(("rate", "other"), [(0.9, 1.1), (0.4, 2.9)])
+def test_a_machine_that_is_hardly_slow_or_cheap_for_it_is_kept(staged: Any, rate: float, other: float) -> None:
+    stage = staged([CHEAP, offer("b1", price=other)], work=5 * HOUR)
+    stage.rates["a1"] = rate
+    shown(stage, 3600.0)
+    job = stage.submit(work=Work(hours=5))
+    stage.run(job)
+    assert job.status == "succeeded", stage.story(job)
+    assert len(job.placements()) == 1, stage.story(job)
 
 
 # Records

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from broker.policy.work import UNKNOWN, Stay, left
+from broker.policy.work import UNKNOWN, Stay, lag, left
 
 HOUR = 3600.0
 
@@ -64,3 +65,18 @@ def test_earlier_jobs_say_it() -> None:
 )
 def test_nothing_says_it(stays: list[Stay]) -> None:
     assert left(None, None, stays=stays) is UNKNOWN
+
+
+def test_how_a_machine_compares_with_its_card() -> None:
+    at, card = 1e9, "A100"
+    live = Stay(at, at + 3600, first=0, step=100, card=card, live=True)
+    before = Stay(at - 7200, at - 3600, first=0, step=200, card=card)
+    assert lag([before, live]) == pytest.approx(0.5)
+    assert lag([live], {card: 400.0}) == pytest.approx(0.25)
+    assert lag([before, live], {card: 50.0}) == pytest.approx(0.5), "the job's own machines go before other jobs'"
+    assert lag([replace(before, card="H100"), live]) is None, "another card"
+    assert lag([replace(before, until=at - 6900), live]) is None, "five minutes show no pace"
+    assert lag([before, replace(live, step=19)]) is None
+    assert lag([before, replace(live, until=at + 500)]) is None
+    assert lag([live]) is None
+    assert lag([before]) is None
