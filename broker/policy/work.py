@@ -10,6 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SLOW = 0.75
+"""A machine that makes less than so much of the steps that its card should make is a slow one."""
+SETTLED, ENOUGH = 600.0, 20
+"""Seconds of running, and steps, after which a machine's pace is its own: caches are warm, everything is compiled."""
 LEAST_STEPS = 3
 """Steps that must have been made before their pace counts: the first ones compile and warm up."""
 
