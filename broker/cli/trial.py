@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BARE = {"PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"}
 """What cron gives a command besides HOME and LOGNAME (crontab(5))."""
 LIMIT = 120.0
+WAY = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "AWS_CA_BUNDLE")
+"""What a shell may need to reach anything at all."""
 HOME = "the home"
 
 
@@ -138,6 +140,12 @@ def _home_problem(url: str, config: Config) -> str:
 
 def _fix(name: str, config: Config) -> str:
     """How something that the shell's environment opens is opened without it."""
+    way = [variable for variable in WAY if variable in os.environ]
+    also = f"; and cron has no {_listed(way)}: a line {way[0]}=… at the top of your crontab gives it" if way else ""
+    return _opened(name, config) + also
+
+
+def _opened(name: str, config: Config) -> str:
     prefix = "AWS_" if name == HOME else f"{name.upper().replace('-', '_')}_"
     seen = [variable for variable in sorted(os.environ) if variable.startswith(prefix)]
     told = f" (here {_listed(seen)} open{'s' * (len(seen) == 1)} it)" if seen else ""

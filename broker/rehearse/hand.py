@@ -91,6 +91,7 @@ class Hand:
         self._thread = threading.Thread(target=self._guarded, name="rehearsal hand", daemon=True)
         self._seen: dict[int, list[Manifest]] = {}
         self._spacing: float | None = None
+        self._first_save = 0.0
         self._running_since: dict[int, float] = {}
 
     def __enter__(self) -> Self:
@@ -125,11 +126,13 @@ class Hand:
         self._follow_last(generation)
 
     def _learn(self, job: Job) -> None:
-        """The distance between two saves, from a run that nobody disturbed."""
+        """The distance between two saves, and what the first one takes, from a run that nobody disturbed."""
         manifests = [m for several in self._manifests(job, [p.generation for p in job.placements()]) for m in several]
         steps = [m.step for m in manifests if m.step is not None]
         # The last one is taken when the program has ended, wherever that was.
         self.interval = distance(steps[:-1]) or distance(steps)
+        began = [row.program_at for row in job.placements() if row.program_at is not None]
+        self._first_save = manifests[0].at - began[0] if manifests and began else 0.0
         gaps = [b.at - a.at for a, b in itertools.pairwise(manifests)]
         self._spacing = sorted(gaps)[len(gaps) // 2] if gaps else None
 
@@ -174,9 +177,9 @@ class Hand:
         if not (row.beat or {}).get("program_started_at"):
             return False
         now = time.monotonic()
-        checkpoint = self.job.task.checkpoint
-        patience = 3 * checkpoint.every if checkpoint and checkpoint.every else UNSAVED
-        return now - self._running_since.setdefault(row.generation, now) > min(patience, UNSAVED)
+        # What a task says of its saves does not count how long its program takes to begin, on a busy computer at that.
+        patience = max(UNSAVED, 2 * self._first_save)
+        return now - self._running_since.setdefault(row.generation, now) > patience
 
     def _strike(self, window: Window, row: PlacementRow) -> bool:
         """Take the machine back at the moment that the lots say; False if the job ended before."""
