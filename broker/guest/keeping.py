@@ -7,6 +7,7 @@ import time
 from broker.guest.context import TICK, Context
 
 MARGIN = 2.0  # seconds before the machine's end by which it ends itself
+LATE = 20.0  # seconds after which the boot script's timer ends a kept machine whose guest has not
 
 
 def kept_until(c: Context) -> float | None:

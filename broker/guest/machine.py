@@ -22,7 +22,7 @@ from broker.guest.control import Watchman
 from broker.guest.disk import arm_timer
 from broker.guest.ending import Verdict
 from broker.guest.farewell import LAST_BEAT, Ending, close, publish_last
-from broker.guest.keeping import kept_until, stay
+from broker.guest.keeping import LATE, kept_until, stay
 from broker.guest.log import Log
 from broker.guest.mask import Mask
 from broker.guest.notice import Notices
@@ -37,11 +37,15 @@ from broker.restore import upload_tree
 
 
 class Machine:
-    """Built from what the boot file says; `run` returns why the machine ends, once it may."""
+    """Built from what the boot file says; `run` returns why the machine ends, once it may.
+
+    kept: the monotonic moment up to which it stays for a person to look; None for one that is not kept.
+    """
 
     def __init__(self, boot: Boot, folder: Path, provider: ProviderHalf, environ: dict[str, str]) -> None:
         self.boot, self.folder, self.provider, self.environ = boot, folder, provider, environ
         self.clock = Clock(boot.end_by, boot.end_why, boot.frozen_at)
+        self.kept: float | None = None
         self.contain = Containment.open(environment.mark(boot.job, boot.generation))
         if environ.get("SPOTBROKER_TIMER", "").isdigit():
             self.contain.spared.add(int(environ["SPOTBROKER_TIMER"]))
@@ -132,7 +136,11 @@ class Machine:
                 # A program that failed or was ended has gone already; nothing of it stays in a container of its own.
                 preparation.close()
             why = self._close(c, session, ending, kept)
-            return why if kept is None else f"{why}; {stay(c, kept)}"
+            if kept is None:
+                return why
+            self.kept = max(kept, time.monotonic())
+            self._arm()
+            return f"{why}; {stay(c, kept)}"
         finally:
             preparation.close()
 
@@ -199,7 +207,11 @@ class Machine:
         self.status.set(notice=word.to_json())
 
     def _arm(self) -> None:
+        """Also should this process stand still, the machine ends."""
+        left = self.clock.left
+        if self.kept is not None:
+            left = min(left, self.kept + LATE - time.monotonic())
         try:
-            arm_timer(self.folder, self.clock.left)
+            arm_timer(self.folder, left)
         except OSError as error:
             self.status.warn(f"the boot script's timer could not be set: {error}")

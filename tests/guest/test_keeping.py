@@ -8,6 +8,8 @@ import time
 import pytest
 from guest.placements import Job, Placement, alive, holds, wait_for
 
+from broker.guest.disk import uptime
+
 FAILS = "mkdir ckpt/1; echo saved >ckpt/1/DONE; echo seen >left; echo broken; sleep 300 & exit 3"
 CHECKPOINT = {"path": "ckpt", "every": None, "keep": 3, "complete": "DONE"}
 
@@ -49,6 +51,10 @@ def test_setup_that_fails_is_kept_too(job: Job) -> None:
     placement = kept(job.task("exit 0", setup="pip() { return 9; }; pip install x").place(keep=60.0))
     assert placement.result["reason"] == "setup exited 9"
     assert inside(placement, "echo", "there").stdout == "there\n"
+    wait_for(lambda: 0 < int((placement.disk / "deadline").read_text()) - uptime() < 90.0, what="a nearer last resort")
+    counted = placement.beat["n"]
+    wait_for(lambda: placement.beat["n"] > counted + 1, what="beats, which read control")
+    assert int((placement.disk / "deadline").read_text()) - uptime() < 90.0
     job.order(1, order="end", why="stop")
     placement.until_ended(10)
 
