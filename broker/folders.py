@@ -18,6 +18,7 @@ SYSTEM = tuple(
 )
 MEMORY = PurePosixPath("/dev/shm")  # noqa: S108 - a folder like any other, and fast
 WHOLE = {PurePosixPath(name) for name in ("/", "/root", "/home", "/usr", "/var", "/opt", "/tmp", "/mnt", "/srv")}  # noqa: S108
+LITERAL = "write the path itself, relative to the workdir"
 VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -58,8 +59,7 @@ def checkpoint_problem(path: str) -> tuple[str, str] | None:
         said = (
             "is set by the broker itself" if found[1].startswith("BROKER_") else "is filled in only as ${NAME} of envs"
         )
-        fix = "write the folder itself: ~/… for the home folder, or relative to the workdir"
-        return f"{found[0].replace('{', '')} in {path!r} {said}: the program would save elsewhere", fix
+        return f"${found[1]} in {path!r} {said}: the program would save elsewhere", f"{LITERAL}, or ~/…"
     owner = "the broker" if here.is_relative_to(OWN) else "the system"
     system = any(here.is_relative_to(place) for place in (OWN, *SYSTEM)) and not here.is_relative_to(MEMORY)
     return (f"{path} lies in a folder of {owner}'s own", "name one of the program's own") if system else None

@@ -215,8 +215,8 @@ def _finished(state: JobState, seen: Seen) -> JobState | None:
     if state.outcome is not None and state.outcome.status == "succeeded":
         return None
     results = [seen.result(entry.generation) or {} for entry in state.retiring]
-    if any(result.get("outcome") == "succeeded" for result in results):
-        outcome = Outcome("succeeded", 0, "succeeded")
+    if done := [result for result in results if result.get("outcome") == "succeeded"]:
+        outcome = _succeeded(done[0])
     else:
         beat = seen.beat(state.live.generation) if state.live else None
         started = beat is not None and beat.data.get("program_started_at") is not None
@@ -295,12 +295,18 @@ def _ended(state: JobState, live: Held, result: Mapping[str, Any], seen: Seen, l
             return _out(state, live, seen, why=live.end_why, order="end").to("retire", outcome=vain)
         return _move(state, live, seen, limits, why=live.end_why, ends_at=None)
     outcome = {
-        "succeeded": Outcome("succeeded", 0, "succeeded"),
+        "succeeded": _succeeded(result),
         "stopped": Outcome("stopped", 103, "stopped by its user"),
     }.get(str(word), Outcome("failed", 100, f"failed: {reason}" if reason else "failed", str(result.get("fix") or "")))
     if outcome.status == "failed" and (until := _kept_until(result, live, seen, limits)) is not None:
         return _out(state, live, seen, why="kept", order=KEEP, patience=until - seen.now).to("retire", outcome=outcome)
     return _out(state, live, seen, why=str(word), order="end").to("retire", outcome=outcome)
+
+
+def _succeeded(result: Mapping[str, Any]) -> Outcome:
+    """With what its user should know of it, such as that an output was not there."""
+    note = str(result.get("note") or "")
+    return Outcome("succeeded", 0, f"succeeded; {note}" if note else "succeeded")
 
 
 def _kept_until(result: Mapping[str, Any], live: Held, seen: Seen, limits: Limits) -> float | None:

@@ -285,10 +285,19 @@ def upload_tree(
     raise HomeError(f"the outputs below {folder} keep changing while they are read", fix="are all writers ended?")
 
 
+def unmatched(files: Iterable[str], patterns: Iterable[str]) -> tuple[str, ...]:
+    """The patterns of outputs that none of these files is one of. files: relative to their folder."""
+    there = [Path(file) for file in files]
+    return tuple(pattern for pattern in patterns if not any(_matches(path, (pattern,)) for path in there))
+
+
 def _is_output(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         return False
-    relative = path.relative_to(folder)
+    return _matches(path.relative_to(folder), patterns)
+
+
+def _matches(relative: Path, patterns: tuple[str, ...]) -> bool:
     names = [relative.as_posix(), *(parent.as_posix() for parent in relative.parents if parent.name)]
     wanted = [pattern.removeprefix("./").rstrip("/") for pattern in patterns]
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in wanted)

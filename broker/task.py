@@ -22,7 +22,7 @@ from typing import Any, Literal
 from broker import gpus, labels, quantity, typed
 from broker.document import Problem, refuse
 from broker.errors import TaskError
-from broker.folders import cache_problems, checkpoint_problem
+from broker.folders import LITERAL, VARIABLE, cache_problems, checkpoint_problem
 from broker.guest.mask import sensitive
 from broker.keeping import Keep
 from broker.mounts import Mount
@@ -302,6 +302,8 @@ class Task:
         for pattern in self.outputs:
             if not _inside(pattern):
                 yield Problem("outputs", f"must be a path or glob inside the workdir, not {pattern!r}")
+            elif (found := VARIABLE.search(pattern)) is not None:
+                yield Problem("outputs", f"${found[1]} in {pattern!r} is filled in only as ${{NAME}} of envs", LITERAL)
         yield from labels.problems(self.labels)
         yield from self._mount_problems()
         yield from self._limit_problems()

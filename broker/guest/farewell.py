@@ -23,7 +23,7 @@ FINISHED = 6  # times the usual patience: for work that is done and would be los
 class Ending:
     """Everything that is known of how this generation ends. ended: None where no program ran.
 
-    cleared: no program of an earlier generation can run any more.
+    cleared: no program of an earlier generation can run any more. note: what its user should know of a success.
     """
 
     verdict: Verdict
@@ -33,6 +33,7 @@ class Ending:
     last_step: int | None = None
     restarts: int = 0
     cleared: bool = True
+    note: str = ""
 
     @property
     def torn(self) -> bool:
@@ -81,6 +82,7 @@ def close(
         "at": clock.now(),
         "seq": seq,
         "outputs": ending.outputs,
+        "note": status.shown(ending.note),
         "restarts": ending.restarts,
         "last_step": ending.last_step,
         "kept_until": None if kept is None else clock.now() + kept - time.monotonic(),

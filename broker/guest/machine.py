@@ -33,7 +33,7 @@ from broker.guest.status import Status
 from broker.guest.steps import Steps
 from broker.guest.uplink import Uplink, reachable
 from broker.home import Home, JobKeys
-from broker.restore import upload_tree
+from broker.restore import unmatched, upload_tree
 
 
 class Machine:
@@ -149,6 +149,7 @@ class Machine:
         ended = cause = None
         own = False
         outputs: dict[str, Any] = {}
+        note = ""
         try:
             before = preparation.run()
             if before is not None:
@@ -159,7 +160,7 @@ class Machine:
                 if preparation.cache is not None:
                     preparation.cache.hold()
                 if verdict.outcome == "succeeded" and preparation.spec.outputs:
-                    verdict, outputs = self._outputs(c, verdict, preparation.spec.outputs)
+                    note, outputs = self._outputs(c, preparation.spec.outputs)
         except Interrupted as interrupted:
             cause = interrupted.cause
             verdict = Verdict(cause.outcome, cause.reason)
@@ -173,7 +174,7 @@ class Machine:
             self.contain.kill()
             verdict = Verdict("failed", f"the guest failed: {type(error).__name__}: {error}")
         return (
-            Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared),
+            Ending(verdict, ended, cause, outputs, session.last_step, session.restarts.used, preparation.cleared, note),
             own,
         )
 
@@ -192,14 +193,19 @@ class Machine:
             raise Stale
         return why
 
-    def _outputs(self, c: Context, verdict: Verdict, patterns: tuple[str, ...]) -> tuple[Verdict, dict[str, Any]]:
+    def _outputs(self, c: Context, patterns: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+        """What to say of the outputs, empty where all are kept; and their files."""
         c.status.set(state="closing")
         work = self.folder / "work"
         until = self.clock.deadline - LAST_BEAT
         found = c.uplink.guarded("outputs", lambda: upload_tree(c.home, c.keys, work, patterns), until=until)
         if found is None:
-            return Verdict(verdict.outcome, f"{verdict.reason}; its outputs could not be uploaded"), {}
-        return verdict, {path: {"sha256": f.sha256, "size": f.size, "mode": f.mode} for path, f in found.items()}
+            return "its outputs could not be uploaded", {}
+        none = ", ".join(unmatched(found, patterns))
+        note = f"no file was there that outputs names as {none}" if none else ""
+        if note:
+            c.log.say(note)
+        return note, {path: {"sha256": f.sha256, "size": f.size, "mode": f.mode} for path, f in found.items()}
 
     def _noticed(self) -> None:
         word = self.notices.word

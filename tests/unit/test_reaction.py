@@ -450,3 +450,18 @@ def test_a_wish_for_a_place_holds_whatever_ends_the_machine(
     later = react(job(live=held(2), generation=2), gone, LIMITS)
     assert later is not None
     assert later.places == (), "it was for the machine that has left already"
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_success_says_what_of_it_is_missing(leaving: bool) -> None:
+    told = beat(result={"outcome": "succeeded", "note": "no file was there that outputs names as out/*"})
+    if leaving:
+        old = Retiring(held(1), why="notice", order="retire", since=NOW, terminate_at=NOW + 60)
+        state = job(live=held(2), generation=2, retiring=(old,))
+        after = react(state, Seen(NOW, instances={1: instance(), 2: instance(id="m-2")}, beats={1: told}), LIMITS)
+    else:
+        after = react(job(), Seen(NOW, instances=RUNNING, beats={1: told}), LIMITS)
+    assert after is not None
+    assert after.outcome is not None
+    assert (after.outcome.status, after.outcome.exit_code) == ("succeeded", 0)
+    assert after.outcome.message == "succeeded; no file was there that outputs names as out/*"

@@ -15,7 +15,7 @@ import pytest
 
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Access, Home, JobKeys, folder_url
-from broker.restore import write_parent
+from broker.restore import unmatched, write_parent
 from broker.snapshot import (
     File,
     Manifest,
@@ -333,6 +333,7 @@ def test_outputs_go_up_and_come_down(home: Home, tmp_path: Path) -> None:
     (work / "out" / "leak").symlink_to("/etc/hostname")
     files = upload_tree(home, KEYS, work, ["out", "./mod*.bin"])
     assert set(files) == {"out/a.txt", "out/deep/b c.txt", "model.bin", "out/x%20ü"}
+    assert unmatched(files, ["out", "./mod*.bin", "nope/*", "out/leak", "out/deep/"]) == ("nope/*", "out/leak")
     to = tmp_path / "pulled"
     download(home, KEYS, files, to)
     assert {path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()} == set(files)

@@ -490,6 +490,11 @@ def test_a_checkpoint_folder_that_may_be_one_is_taken(tmp_path: Path, path: str)
     assert task.checkpoint == Checkpoint(path)
 
 
+def test_an_output_with_a_variable_is_refused(tmp_path: Path) -> None:
+    told = refused(tmp_path, NEVER + "envs: {RUN: '7'}\noutputs: ['${RUN}/w', $RUN/w]\n")
+    assert "outputs: $RUN in '$RUN/w' is filled in only as ${NAME} of envs" in str(told)
+
+
 def test_one_value_stands_for_a_list_of_one() -> None:
     given: dict[str, Any] = {"outputs": "out", "resources": Resources(infra="local"), "envs": None, "setup": None}
     task = Task(run="x", spot="never", **given)
