@@ -72,7 +72,8 @@ class Snapshotter:
         self.upload_seconds = 0.0
         self.bytes_uploaded = 0
         self._verified = verified
-        self._judge = Judge(self.folder, marker, quiet, clock, seen)
+        self.seen = seen or self.folder
+        self._judge = Judge(self.folder, marker, quiet, clock, self.seen)
         self.steady: Callable[[], bool] = lambda: False
         self._own: deque[Manifest] = deque(maxlen=self.keep)
         self._seq: int | None = None
@@ -167,7 +168,7 @@ class Snapshotter:
 
     def _unchanged(self, tree: Tree) -> bool:
         try:
-            return read_tree(self.folder, tree.name, seen=self._judge.seen) == tree
+            return read_tree(self.folder, tree.name, seen=self.seen) == tree
         except FileNotFoundError:
             return False
 

@@ -15,13 +15,16 @@ from broker.guest.uplink import reachable
 from broker.snapshot import Manifest, Snapshotter
 
 AFTER_ERROR = 5.0
+EMPTY = 30.0
+"""Times the patience with an entry that is not complete, after which it is said that there is none at all."""
 
 
 class Publisher(threading.Thread):
     """Scans every `scan` seconds and publishes what is new, at least `every` seconds apart.
 
     A store that fails costs a warning and another try; the program never notices. patience: seconds after which an
-    entry that is still not complete is warned of. expired: takes fresh access.
+    entry that is still not complete is warned of, and many times that a folder with nothing in it. expired: takes fresh
+    access.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Publisher(threading.Thread):
         self._unfinished: dict[str, float] = {}
         self._warned: set[str] = set()
         self._next = 0.0
+        self._began = time.monotonic()
 
     def run(self) -> None:
         while not self._stop_asked.wait(self._scan):
@@ -103,6 +107,14 @@ class Publisher(threading.Thread):
     def _warn(self, scan: Scan) -> None:
         """Say once of each kind of entry that it does not become complete. Temporary names are meant not to."""
         now = time.monotonic()
+        nothing = self.published is None and not scan.complete and not scan.incomplete
+        if nothing and now - self._began > EMPTY * self._patience and "" not in self._warned:
+            self._warned.add("")
+            self.status.warn(
+                f"nothing lies in the checkpoint folder {self.snapshotter.seen} {(now - self._began) / 60:.0f} minutes "
+                "after the program's start: what it does is lost with its machine. Does it save there, to "
+                "$BROKER_CHECKPOINT_DIR?"
+            )
         for name, why in scan.incomplete.items():
             waited = now - self._unfinished.get(name, now)
             if why == NAMED_UNFINISHED or waited <= self._patience or kind_of(name) in self._warned:

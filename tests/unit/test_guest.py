@@ -24,9 +24,13 @@ from broker.guest.log import Log
 from broker.guest.mask import SHOWN, Mask, sensitive, too_short
 from broker.guest.notice import Notices
 from broker.guest.program import Exit
+from broker.guest.publisher import Publisher
 from broker.guest.restarts import Again, Restarts
 from broker.guest.spec import Spec
+from broker.guest.status import Status
 from broker.guest.steps import Steps
+from broker.home import Access, Home, JobKeys, folder_url
+from broker.snapshot import Snapshotter
 
 NOTICE = Cause("notice", "terminate", "noticed", 1.0)
 STOP = Cause("order", "stop", "asked")
@@ -124,6 +128,33 @@ def test_what_no_program_writes_on_purpose_is_masked_too(secret: str) -> None:
     shown = Mask([secret]).text("\n".join(written))
     assert "0007" not in shown
     assert quote(secret).lower() not in shown
+
+
+def test_a_checkpoint_folder_that_stays_empty_is_warned_of_once(tmp_path: Path) -> None:
+    """A program that saves elsewhere: all that it does would be lost with its machine."""
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    clock = Clock(end_by=1000.0, end_why="max_hours", frozen_at=900.0)
+    status, steps = Status(clock, tmp_path / "progress"), Steps(tmp_path / "progress", None)
+    snapshotter = Snapshotter(Home(Access(folder_url(tmp_path / "home"))), JobKeys("j"), 1, folder, quiet=0)
+
+    def looked(patience: float) -> list[str]:
+        publisher = Publisher(
+            snapshotter, scan=1, every=0, patience=patience, status=status, steps=steps, expired=lambda: None
+        )
+        for _ in range(3):
+            publisher._look()
+        return json.loads(status.beat())["warnings"]
+
+    assert looked(60.0) == []
+    (folder / "half.tmp").write_text("x")
+    assert len(looked(0.0)) == 0, "something is there"
+    (folder / "half.tmp").unlink()
+    (told,) = looked(0.0)
+    assert told.startswith(f"nothing lies in the checkpoint folder {folder} 0 minutes after the program's start")
+    (folder / "saved").write_text("x")
+    assert len(looked(0.0)) == 1
+    assert status.get("seq") == 1
 
 
 def test_what_counts_as_a_secret() -> None:
