@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from broker.errors import ConfigError, JobNotFound
 from broker.offer import hourly_of
 from broker.policy.budget import STRAY, UNCLEAR, Bill
+from broker.state import KEEP, SETTLING
 
 metadata = sa.MetaData()
 
@@ -462,8 +463,13 @@ def _bills(db: sa.Connection, since: float, simulated: bool) -> dict[tuple[str, 
 
 def _end_by(state: Mapping[str, Any] | None, generation: int) -> float | None:
     """When a machine must have ended by its job's state, which may have been moved since its launch."""
-    held = [entry["held"] for entry in (state or {}).get("retiring", ())] + [(state or {}).get("live")]
-    return next((h["end_by"] for h in held if h and h["generation"] == generation), None)
+    for entry in (state or {}).get("retiring", ()):
+        if entry["held"]["generation"] == generation:
+            end_by: float = entry["held"]["end_by"]
+            # The guest of a kept one ends it by then, whoever hears of that.
+            return min(end_by, entry["terminate_at"] + SETTLING) if entry["order"] == KEEP else end_by
+    live = (state or {}).get("live")
+    return live["end_by"] if live and live["generation"] == generation else None
 
 
 def open_store(state: Path, database: str = "") -> Store:

@@ -112,6 +112,18 @@ def test_a_database_must_be_postgres(tmp_path: Path) -> None:
         database_url(tmp_path, "mysql://x/y", "jobs.db")
 
 
+@pytest.mark.parametrize(("order", "until"), [("keep", 1120.0), ("end", 90_000.0)])
+def test_a_kept_machine_holds_no_more_back_than_its_keeping_costs(store: Store, order: str, until: float) -> None:
+    """Another job's money is free once it is known when the guest ends it; what has only been told may not be heard."""
+    request = {"offer": {"price": 1.0, "disk_price": 0.0, "simulated": False}, "end_by": 90_000.0}
+    retiring = {"held": {"generation": 1, "end_by": 90_000.0}, "order": order, "terminate_at": 1000.0}
+    store.add_job(row("a"))
+    store.update_job("a", state={"retiring": [retiring], "live": None})
+    store.intend(PlacementRow("a", 1, "intent", request, [], 0.0))
+    store.update_placement("a", 1, status="launched", launched_at=0.0, hourly=1.0)
+    assert store.bills(0.0, simulated=False)["a", 1].until == until
+
+
 def test_no_two_jobs_take_the_same_dollar(store: Store) -> None:
     """What else may cost money is read while nobody else can write: of eight that fit alone only two get through."""
     offer = {"price": 1.0, "disk_price": 0.0, "simulated": False}
