@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from broker.cache import Times, told_size
 
-PATIENT = 1.0
-"""Seconds of a restore before its speed is judged, or a quarter of what it may take if that is less."""
+PATIENT = 5.0
+"""Seconds of a restore before its speed is judged, or all that it may take if that is less: beginnings are slow."""
 CENT = 0.01
 """USD that are paid for what was never measured."""
 
@@ -62,7 +62,7 @@ class Stopwatch:
         # Threads may lose a piece of each other's count; the speed is an estimate anyway.
         self.done += octets
         taken = self.clock() - self._began
-        if self.limit is None or taken < min(PATIENT, self.limit / 4):
+        if self.limit is None or taken < min(PATIENT, self.limit):
             return
         whole = taken * max(1.0, self.octets / max(self.done, 1))
         if whole > self.limit:
