@@ -73,7 +73,7 @@ class Keeper(threading.Thread):
         self._after_setup: int | None = None
         self._saved: tuple[dict[str, Look], Times] | None = None
         self._limit: float | None = None
-        self._brought: Mapping[str, Folder] = {}
+        self._brought: dict[str, Folder] = {}
         self._said = ""
         self._given_up = threading.Event()
         self._hold = threading.Event()
@@ -127,10 +127,12 @@ class Keeper(threading.Thread):
                 raise Stopped
             watch(passed)
 
-        self.folders.bring(missing, gate)
+        for name, folder in missing.items():
+            self.folders.bring({name: folder}, gate)
+            self._brought[name] = folder
         taken = time.monotonic() - begun
         c.status.timing("cache", taken)
-        self._began_with, self._brought = "all", missing
+        self._began_with = "all"
         again = f"; fetching again took {cache.times.cold:.0f} s" if cache.times.cold is not None else ""
         source = "" if self.folders.source else ", of an earlier job"
         self._say(f"cache restored{source}: {told_size(octets)} in {taken:.1f} s{again}")
