@@ -24,6 +24,8 @@ from broker.world import World
 
 LOOKED_AT = 10
 """Jobs of the name whose caches are looked at, the newest first."""
+FAILED = 2
+"""Jobs in a row that fail with a cache taken over, after which the next begins without."""
 MOST, SECONDS, AT_ONCE = 20_000, 120.0, 16
 """Blobs that are copied, how long that may take before the launch, and how many at once."""
 
@@ -57,12 +59,17 @@ def inherit(row: JobRow, task: Task, offer: Offer, world: World) -> None:
             # Taken over for another machine, which was then not to be had.
             drop(home, keys)
             world.store.event(row.id, "cache", "what was taken over is not for this machine", trust=str(Trust.CLOUD))
-        found = list(_heirlooms(row, home, world))
+        earlier = _earlier(row, world)
+        if failed := _in_vain(earlier, world):
+            text = f"fetched anew: {failed} failed with what they had taken over"
+            world.store.event(row.id, "cache", text, once="inherited")
+            return
+        found = list(_heirlooms(earlier, home, world))
         taken = next((one for one in found if one.trust.reaches(offer.trust) and _fits(one.cache, task)), None)
         if taken is not None:
             _copy(home, taken, keys)
             text = f"cache of {taken.job} taken over: {told_size(taken.cache.size)}"
-            world.store.event(row.id, "cache", text, trust=str(taken.trust))
+            world.store.event(row.id, "cache", text, trust=str(taken.trust), source=taken.job)
         _forget(home, found)
     except Exception as error:  # noqa: BLE001 - untrusted machines wrote it, and it is no reason not to start
         text = f"no earlier job's cache is taken over: {error or type(error).__name__}"
@@ -80,10 +87,28 @@ def _taken_over(row: JobRow, world: World, unknown: Trust) -> Trust:
     return Trust(told[-1]) if told else unknown
 
 
-def _heirlooms(row: JobRow, home: Home, world: World) -> Iterator[Heirloom]:
-    """The caches of earlier jobs of this name in this home that have ended, the newest first."""
+def _earlier(row: JobRow, world: World) -> list[JobRow]:
+    """The jobs of this name in this home that have ended, the newest first."""
     jobs = [j for j in world.store.jobs() if j.name == row.name and j.home == row.home and j.done and j.id != row.id]
-    for job in jobs[:LOOKED_AT]:
+    return jobs[:LOOKED_AT]
+
+
+def _in_vain(earlier: list[JobRow], world: World) -> str:
+    """The newest jobs, if all of them failed with a cache that they had taken over: it may be what they fail by, such
+    as half a file that a program takes for a whole one. Empty otherwise.
+    """
+    newest_ones = earlier[:FAILED]
+    took = [
+        any(event.data.get("source") for event in world.store.events(job.id, kinds=["cache"]))
+        for job in newest_ones
+        if job.status == "failed"
+    ]
+    return " and ".join(job.id for job in newest_ones) if len(took) == FAILED and all(took) else ""
+
+
+def _heirlooms(earlier: list[JobRow], home: Home, world: World) -> Iterator[Heirloom]:
+    """The caches of these jobs."""
+    for job in earlier:
         machines = _written(job, world)
         found = newest(home, JobKeys(job.id)) if machines else None
         if found is not None:

@@ -72,7 +72,7 @@ class Nights:
         """A job that ran on machines of these kinds and left a cache."""
         return self.ran(self.submit(**changes), content, *trusts, ended=ended)
 
-    def ran(self, job: str, content: str, *trusts: Trust, ended: bool = True) -> str:
+    def ran(self, job: str, content: str, *trusts: Trust, ended: bool = True, status: str = "succeeded") -> str:
         for generation, trust in enumerate(trusts, 1):
             request = {"offer": offer(trust).to_json()}
             row = PlacementRow(job, generation, "intent", request, [], time.time())
@@ -81,7 +81,7 @@ class Nights:
         if content:
             self.fill(job, content)
         if ended:
-            self.store.update_job(job, status="succeeded", ended_at=time.time())
+            self.store.update_job(job, status=status, ended_at=time.time())
         return job
 
     def next(self, *trusts: Trust, **changes: Any) -> str:
@@ -152,6 +152,18 @@ def test_what_was_taken_over_is_no_more_trusted_than_it_was(nights: Nights) -> N
     assert nights.next(CLOUD) == ""
     nights.ran(nights.ids[-1], "b", CLOUD)
     assert nights.next(COMMUNITY, CLOUD) == "b"
+
+
+def test_a_cache_that_jobs_fail_by_is_not_handed_on_for_ever(nights: Nights) -> None:
+    nights.night("a", CLOUD)
+    for _ in range(2):
+        assert nights.next(CLOUD) == "a"
+        nights.ran(nights.ids[-1], "", CLOUD, status="failed")
+    assert nights.next(CLOUD) == ""
+    both = f"{nights.ids[-2]} and {nights.ids[-3]}"
+    assert nights.told() == [f"fetched anew: {both} failed with what they had taken over"]
+    nights.ran(nights.ids[-1], "b", CLOUD, status="failed")
+    assert nights.next(CLOUD) == "b", "a program of one's own that fails is tried again without another download"
 
 
 @pytest.mark.parametrize("name", ["x", "-1", "99999999999999999999", "\u0664"])
