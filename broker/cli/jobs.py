@@ -307,6 +307,7 @@ def stop_verb(
     """
     from broker import engine
     from broker.config import load
+    from broker.errors import JobUnfinished
     from broker.job import get, jobs
 
     config = load()
@@ -331,8 +332,12 @@ def stop_verb(
     for job in active:
         what = "end" if now else "save and end"
         waiting = screen.waiting(lambda job=job, what=what: f"{job.id} to {what}, {job.status}")  # type: ignore[misc]
-        with telling_still(screen, config), waiting:
-            job.wait(GONE_LIMIT)
+        try:
+            with telling_still(screen, config), waiting:
+                job.wait(GONE_LIMIT)
+        except JobUnfinished as error:
+            # The others, and what the providers list, are of interest all the more.
+            screen.warn(error.message)
     return _verify_gone(screen, config, found)
 
 
@@ -354,6 +359,6 @@ def _verify_gone(screen: Screen, config: Config, found: Sequence[Job]) -> int:
     else:
         for job in found:
             screen.line(job.id if screen.quiet else f"{job.id} {job.status}")
-        if found and not left and not failures:
+        if found and not left and not failures and all(job.done for job in found):
             screen.say("verified with the provider: nothing of it is left")
-    return 1 if left or failures else 0
+    return 1 if left or failures or not all(job.done for job in found) else 0
