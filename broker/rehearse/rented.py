@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from broker.errors import ConfigError, HomeError, NothingAvailable
 from broker.policy.budget import SETTLING
+from broker.policy.cost import Prospect
 from broker.rehearse.hand import SECONDS
 from broker.rehearse.mover import Mover, Traffic
 from broker.rehearse.verdict import Verdict, judge, without_checkpoint
@@ -141,9 +142,9 @@ class Rented:
             )
         bound = bounds(
             offer.hourly,
-            max_usd - _set_aside(offer, max_usd),
+            max_usd - _set_aside(planned, max_usd),
             minimum_hours=_billed_least(planned, offer),
-            traffic=_traffic(planned, offer),
+            traffic=_traffic(planned),
             cap=task.max_price,
             longest=task.max_hours,
             shortest=SHORTEST_SIMULATED if traits.simulated else SHORTEST,
@@ -158,7 +159,7 @@ class Rented:
         )
         planned = dataclasses.replace(planned, task=final)
         whose = notice or usual_notice(traits.notice)
-        told = (*notes, *_uncounted(offer, max_usd))
+        told = (*notes, *_uncounted(planned, max_usd))
         return cls(task, planned, config, bound, whose, max_usd, told)
 
     def perform(self, follow: Follow) -> Result:
@@ -170,8 +171,8 @@ class Rented:
         with engine.running(self.config) as live:
             store = open_store(self.config.state, self.config.database)
             job = self.job = submit(self.plan.task, config=self.config, store=store, decision=self.plan.decision)
-            up, down = _per_gib(self._offer)
-            aside = _set_aside(self._offer, self.max_usd)
+            up, down = per_gib(self.plan.prospect, self._offer)
+            aside = _set_aside(self.plan, self.max_usd)
             mover = Mover(job, self.notice, self.bounds.seconds, traffic=Traffic(up, down, aside))
             try:
                 live.drive(job.id)
@@ -306,26 +307,34 @@ def _billed_least(plan: Plan, offer: Offer) -> float:
     return max(float(one.extra.get("minimum_hours") or 0.0) for one in near)
 
 
-def _traffic(plan: Plan, offer: Offer) -> float:
+def _traffic(plan: Plan) -> float:
     """USD for what is known to be sent to each machine: the workdir and the mounts."""
     gib = ((plan.size or 0) + sum(mount.bytes for mount in plan.mounts)) / 1024**3
-    return gib * float(offer.extra.get("download_per_gib") or 0.0)
+    return gib * _charges(plan)[1]
 
 
-def _per_gib(offer: Offer) -> tuple[float, float]:
-    """USD per GiB that the machine sends, and that it receives."""
-    return float(offer.extra.get("upload_per_gib") or 0.0), float(offer.extra.get("download_per_gib") or 0.0)
+def per_gib(known: Prospect | None, offer: Offer) -> tuple[float, float]:
+    """USD per GiB that goes from the machine to the home, and back: what host, cloud and home take together."""
+    if offer.simulated:
+        return 0.0, 0.0
+    known = known or Prospect()
+    down = float(offer.extra.get("download_per_gib") or 0.0) + (known.egress_of(offer) or 0.0)
+    return known.leaving_of(offer) or 0.0, down
 
 
-def _set_aside(offer: Offer, max_usd: float) -> float:
+def _charges(plan: Plan) -> tuple[float, float]:
+    return per_gib(plan.prospect, plan.decision.offer) if plan.decision.offer is not None else (0.0, 0.0)
+
+
+def _set_aside(plan: Plan, max_usd: float) -> float:
     """USD that are kept back for the checkpoints' traffic, where that is billed."""
-    return FOR_TRAFFIC * max_usd if any(_per_gib(offer)) else 0.0
+    return FOR_TRAFFIC * max_usd if any(_charges(plan)) else 0.0
 
 
-def _uncounted(offer: Offer, max_usd: float) -> Iterator[str]:
-    if aside := _set_aside(offer, max_usd):
-        up, down = _per_gib(offer)
+def _uncounted(plan: Plan, max_usd: float) -> Iterator[str]:
+    if aside := _set_aside(plan, max_usd):
+        up, down = _charges(plan)
         yield (
-            f"its host takes {up:g} USD per GiB sent and {down:g} received: {aside:.2f} USD are set aside for the "
+            f"{up:g} USD are taken per GiB sent and {down:g} received: {aside:.2f} USD are set aside for the "
             "checkpoints, and the rehearsal stops when they are used up, which needs this broker alive"
         )

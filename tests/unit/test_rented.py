@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from broker.errors import ConfigError
 from broker.manifest import File, Manifest
+from broker.offer import Market, Offer
 from broker.policy.budget import SETTLING
+from broker.policy.cost import Prospect
+from broker.policy.egress import by_place, leaving
 from broker.rehearse.mover import Traffic
-from broker.rehearse.rented import HEADROOMS, MACHINES, bounds, usual_notice
+from broker.rehearse.rented import HEADROOMS, MACHINES, bounds, per_gib, usual_notice
 
 USD = st.floats(0.001, 200.0)
 
@@ -29,6 +34,18 @@ def test_two_machines_at_the_highest_price_never_cost_more(
     assert found.usd == pytest.approx(worst)
     assert hourly <= found.price <= hourly * HEADROOMS[0]
     assert found.seconds >= (240.0 if found.price <= hourly * HEADROOMS[1] else 900.0)
+
+
+def test_checkpoints_cost_what_host_cloud_and_home_take() -> None:
+    home = {"region": "us-east-1"}
+    known = Prospect(egress=by_place("s3://b/p", home), leaving=leaving("s3://b/p", home))
+    near = Offer("aws", "us-east-1", "us-east-1a", "m", Market.SPOT, 1.0)
+    host = replace(near, provider="vast", region="x", extra={"upload_per_gib": 0.01, "download_per_gib": 0.02})
+    assert per_gib(known, near) == (0.0, 0.0)
+    assert per_gib(known, replace(near, region="us-west-2")) == (0.02, 0.02)
+    assert per_gib(known, host) == (0.01, pytest.approx(0.11))
+    assert per_gib(known, replace(host, simulated=True)) == (0.0, 0.0)
+    assert per_gib(None, near) == (0.0, 0.0)
 
 
 @given(hourly=USD, max_usd=USD, minimum=st.sampled_from([0.0, 1.0]))
