@@ -15,6 +15,7 @@ file and `SPOTBROKER_STATE` another state folder. An example::
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -91,7 +92,8 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
     changed = data.get("limits", {})
     names = [entry.name for entry in fields(Limits)]
     for key, value in changed.items() if isinstance(changed, dict) else ():
-        if key not in names or isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key not in names or not (number and 0 < value < math.inf):
             raise ConfigError(
                 f"{file}: limits.{key} = {value!r} is not a limit",
                 fix=f"seconds above 0 for one of: {', '.join(names)}",
@@ -99,8 +101,10 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
     for key, kind in (("limits", dict), ("home", str), ("database", str), ("home_config", dict), ("providers", dict)):
         if key in data and not isinstance(data[key], kind):
             raise ConfigError(f"{file}: {key} must be a {'table' if kind is dict else 'string'}")
+    _check_providers(data.get("providers", {}), file)
     monthly = data.get("monthly_budget")
-    if monthly is not None and (isinstance(monthly, bool) or not isinstance(monthly, int | float) or not monthly > 0):
+    number = isinstance(monthly, int | float) and not isinstance(monthly, bool)
+    if monthly is not None and not (number and 0 < monthly < math.inf):
         raise ConfigError(f"{file}: monthly_budget = {monthly!r} is no sum", fix="USD above 0, or leave it out")
     return Config(
         state=state.expanduser().absolute(),
@@ -112,3 +116,27 @@ def load(*, state: Path | None = None, file: Path | None = None) -> Config:
         changed_limits=dict(changed),
         monthly_budget=monthly,
     )
+
+
+def _check_providers(tables: Mapping[str, Any], file: Path) -> None:
+    """Raises ConfigError for what is no table, and for a name that is nearly an installed provider's.
+
+    Another name may be of a provider that a program brings along.
+    """
+    if not tables:
+        return
+    from difflib import get_close_matches
+
+    from broker import registry
+
+    known = registry.names()
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{file}: providers.{name} must be a table", fix=f"[providers.{name}] and its keys below it"
+            )
+        near = [] if name in known else get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+        if near:
+            raise ConfigError(
+                f"{file}: there is no provider {name!r}; did you mean {near[0]}?", fix=f"[providers.{near[0]}]"
+            )
