@@ -281,15 +281,16 @@ class TestVm:
         refused = vm.run("systemctl", "isolate", "mine")
         assert (refused.returncode, refused.stderr) == (1, "systemctl: isolate is not played here\n")
 
-    def test_docker_run(self, machines: Machines, port: int) -> None:
-        vm = machines.vm("v-1", metadata=Named("vm"), gpus=nvidia("NVIDIA L4", 1, 23034))
-        script = "echo written >>/kept; cat /kept; nvidia-smi -L"
+    def test_docker_run(self, machines: Machines, port: int, tmp_path: Path) -> None:
+        (tmp_path / "mine.py").write_text("print('imported')\n")
+        vm = machines.vm("v-1", metadata=Named("vm"), gpus=nvidia("NVIDIA L4", 1, 23034), packages=tmp_path)
+        script = "echo written >>/kept; cat /kept; python3 -c 'import mine'; nvidia-smi -L"
         script += f"; curl -s {METADATA}/d; curl -s {machines.address}:{port}"
         ran = vm.run("docker", "run", "--gpus", "all", "--name", "job", IMAGE, "sh", "-c", script)
         card = "GPU 0: NVIDIA L4 (UUID: GPU-00000000-0000-0000-0000-000000000000)\n"
-        assert ran.stdout == f"written\n{card}vm GET /d None {vm.address}", ran.stderr
+        assert ran.stdout == f"written\nimported\n{card}vm GET /d None {vm.address}", ran.stderr
         vm.reboot()
-        assert "written\nwritten\n" in vm.run("docker", "start", "-a", "job").stdout
+        assert "written\nwritten\nimported\n" in vm.run("docker", "start", "-a", "job").stdout
 
 
 class TestNothingIsLeft:
