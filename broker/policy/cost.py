@@ -244,7 +244,7 @@ class Prospect:
             download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
             saves=self.saves,
             upload_gib=self.upload,
-            upload_per_gib=extra.get("upload_per_gib", elsewhere(offer.provider)),
+            upload_per_gib=extra.get("upload_per_gib", elsewhere(offer.provider, offer.region)),
             save_per_gib=self.leaving_of(offer) or 0.0,
             minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
             speed=self.speed_of(offer) if self.speed else 1.0,

@@ -248,16 +248,19 @@ def test_saves_leave_the_machines_cloud(store: Store) -> None:
     records.learn(lesson(1, sent=2 * 2**30, checkpoint=2**30))
     asked = task(work=Work(hours=6), resources=Resources(gpu="H100", gpu_count=1))
 
-    def cost(home: str, settings: dict[str, str], **changed: Any) -> float:
+    def cost(home: str, settings: dict[str, str], region: str = "us-east-1", **changed: Any) -> float:
         prospect = planned(asked, home, settings, records, START).wish.prospect
         assert prospect is not None
         assert prospect.saves == 12.0
-        return prospect.cost(replace(A1, provider="aws", region="us-east-1", **changed), 0.0, START).upload
+        return prospect.cost(replace(A1, provider="aws", region=region, **changed), 0.0, START).upload
 
     assert cost("s3://b/p", {"region": "us-east-1"}) == 0.0
     assert cost("s3://b/p", {"region": "us-west-2"}) == pytest.approx(12 * 0.02)
     assert cost("s3://b/p", {"endpoint": "https://x.r2.cloudflarestorage.com"}) == pytest.approx(12 * 0.09)
     assert cost("gs://b/p", {}) == pytest.approx(12 * 0.09)
+    assert cost("s3://b/p", {"region": "us-east-1"}, "ap-southeast-2") == pytest.approx(12 * 0.098)
+    assert cost("s3://b/p", {"region": "ap-southeast-2"}, "ap-southeast-2") == 0.0
+    assert cost("s3://b/p", {"endpoint": "https://x.r2.cloudflarestorage.com"}, "sa-east-1") == pytest.approx(12 * 0.15)
     assert cost("s3://b/p", {"endpoint": "https://minio.example.com"}) == 0.0, "nobody knows"
     host = {"extra": {"upload_per_gib": 0.005}}
     assert cost("s3://b/p", {"region": "us-east-1"}, **host) == pytest.approx(12 * 0.005), "as its host says"
@@ -279,6 +282,7 @@ def test_a_move_takes_the_checkpoint_out_of_the_home(store: Store) -> None:
     assert cost("s3://b/p", "vast", "x") == 0.09
     assert cost("s3://b/p", "aws", "us-east-1", {"region": "us-east-1"}) == 0.0
     assert cost("s3://b/p", "aws", "us-west-2", {"region": "us-east-1"}) == 0.02
+    assert cost("s3://b/p", "aws", "us-west-2", {"region": "sa-east-1"}) == 0.138, "as its bucket's region has it"
     assert cost("gs://b/p", "runpod", "x") == 0.12
     assert cost("s3://b/p", "vast", "x", {"endpoint": "https://x.r2.cloudflarestorage.com"}) == 0.0
     assert cost("s3://b/p", "vast", "x", {"endpoint": "https://s3.us-west-004.backblazeb2.com"}) == 0.01
