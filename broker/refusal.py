@@ -43,6 +43,7 @@ _QUOTA = _any(
     r"max(imum)?( \w+){0,4} reached",
     "too many (instances|pods|machines|vms)",
 )
+_FORM = _any("lengths?|characters|bytes|sizes?|format|too long")  # a limit on what is written in a request
 _SPEND = re.compile(r"\bspend")
 _CAPACITY = _any(
     rf"{_THING}( \w+){{0,5}} (unavailable|exhausted|sold out|already (rented|taken|in use)|no longer available)",
@@ -69,7 +70,7 @@ def read(error: ProviderError, offer: Offer) -> ProviderError:
         return AuthFailed(error.message, **{**told, "fix": error.fix or f"broker check {offer.provider} tests the key"})
     if _OFTEN.search(words):
         return RateLimited(error.message, retry_after=PAUSE, **told)
-    if _QUOTA.search(words):
+    if _QUOTA.search(words) and not _FORM.search(words):
         scope = offer.provider if _SPEND.search(words) else f"{offer.provider}/{offer.region}/{offer.market}"
         return QuotaExceeded(error.message, scope=scope, **told)
     return NoCapacity(error.message, **told) if _CAPACITY.search(words) else error

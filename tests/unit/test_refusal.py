@@ -45,6 +45,7 @@ WORDS: dict[type[ProviderError], tuple[str, ...]] = {
     ProviderError: (
         "SOME_NEW_CODE_2027", "something new", "Unsupported", "no such image", "invalid disk size", "name too long",
         "cannot read docker image", "port already in use",
+        "name exceeds the maximum length", "disk size exceeds the limit",
     ),
 }  # fmt: skip
 
