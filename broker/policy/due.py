@@ -42,7 +42,7 @@ class Due:
     reserve: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        refusals = [self.refusals.asked, self.refusals.refused, self.refusals.every]
+        refusals = [self.refusals.asked, self.refusals.refused]
         plain = {name: getattr(self, name) for name in ("at", "tick", "starting", "began", "reserve")}
         return {
             **plain,

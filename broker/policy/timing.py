@@ -5,7 +5,7 @@ each choice (`renewal`, backward induction with hazards that fall with age) and 
 which on-demand can still meet the deadline:
 
 * spot is started only while a loss during its start-up would still leave time to start on-demand,
-* nothing is waited for through a tick after which on-demand could no longer be started in time.
+* nothing is waited for through a tick after which spot could no longer be started.
 
 So a deadline that on-demand could meet when the job began is met, as long as on-demand is granted; where it is refused
 at times, `Refusals` says how much earlier to begin.
@@ -20,6 +20,7 @@ from enum import StrEnum
 from math import ceil, exp, floor, inf, log
 from typing import Any
 
+from broker.policy.memory import FIRST_RETRY, LAST_RETRY
 from broker.policy.renewal import AGEING, DOWN_HAZARD, PHASES, UP_HAZARD, Point, Table, read, table
 from broker.policy.spells import Sky, typical
 
@@ -31,6 +32,7 @@ _KIN = 0.5
 """How bad a loss is where other zones are up, of what it is by the tables, which know of one zone only."""
 
 _SMALL = 1e-9
+_MANY = 1000
 _LONGEST = 48.0  # hours of work that tables are made for at least: most jobs share them
 
 
@@ -44,11 +46,10 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What asking for on-demand has come to: `refused` of `asked`, asked again every `every` hours."""
+    """What asking for on-demand has come to: `refused` of `asked`. It is asked again as `memory` lets it: ever later."""
 
     asked: int = 0
     refused: int = 0
-    every: float = 1 / 60
 
     @property
     def share(self) -> float:
@@ -57,13 +58,20 @@ class Refusals:
 
     def reserve(self, miss: float = 0.01) -> float:
         """Hours to begin earlier, so that on-demand comes too late with a chance of at most `miss`."""
-        return 0.0 if not self.refused else ceil(log(miss) / log(self.share)) * self.every
+        return 0.0 if not self.refused else sum(_pause(n) for n in range(ceil(log(miss) / log(self.share))))
 
     def miss(self, slack: float, delay: float) -> float:
         """The chance that on-demand, asked for from now on, starts too late for the deadline."""
-        if slack < delay - _SMALL:
-            return 1.0
-        return float(self.share ** (floor((slack - delay) / self.every + _SMALL) + 1))
+        spare, requests = slack - delay + _SMALL, 0
+        while spare >= 0 and requests < _MANY:
+            spare -= _pause(requests)
+            requests += 1
+        return float(self.share**requests)
+
+
+def _pause(number: int) -> float:
+    """Hours from one refused request to the next, for the first, the second and so on."""
+    return min(FIRST_RETRY * 2.0 ** min(number, 10), LAST_RETRY) / 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +145,7 @@ def decide(now: Situation) -> Timing:
     if now.running is Choice.SPOT:
         return Timing(Choice.SPOT, now.zone, "spot runs; a move would lose a start-up")
     can_spot = now.slack >= 2 * now.delay - _SMALL
-    can_wait = now.slack - now.tick >= now.delay - _SMALL
+    can_wait = now.slack - now.tick >= 2 * now.delay - _SMALL
     if not (can_spot or can_wait):
         return Timing(Choice.ON_DEMAND, None, "the deadline leaves no time for anything but on-demand")
     up = [spot for spot in now.spots if spot.up]

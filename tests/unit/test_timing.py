@@ -1,6 +1,6 @@
 """The timing policy: valid choices, deadlines kept whatever the market does, and what it is that saves.
 
-TIMING_TRACES=20000 pytest tests/unit/test_timing.py -k flickering      # the long form of the deadline test
+TIMING_TRACES=20000 pytest tests/unit/test_timing.py -k flickering --timeout 0      # the long form of the deadline test
 """
 
 from __future__ import annotations
@@ -151,20 +151,28 @@ def test_spot_at_or_above_on_demand_is_not_taken() -> None:
 
 
 def test_refused_on_demand_starts_earlier_and_has_a_chance_to_miss() -> None:
-    refusals = Refusals(asked=9, refused=5, every=0.1)
+    refusals = Refusals(asked=9, refused=5)
     assert refusals.share == 0.5
-    assert refusals.reserve(miss=0.01) == pytest.approx(0.7)  # 0.5 ** 7 < 0.01
-    assert refusals.miss(slack=0.5, delay=0.2) == pytest.approx(0.5**4)
+    assert refusals.reserve(miss=0.01) == pytest.approx(2130 / 3600)  # 0.5 ** 7 < 0.01; 30 s, 60 s, ... 600 s, 600 s
+    assert refusals.miss(slack=0.2 + 200 / 3600, delay=0.2) == pytest.approx(0.5**3)  # at once, after 30 s and 90 s
     assert refusals.miss(slack=0.1, delay=0.2) == 1.0
+    assert refusals.miss(slack=refusals.reserve() + 0.2, delay=0.2) <= 0.01
     assert Refusals().reserve() == 0.0
     assert Refusals().miss(slack=0.2, delay=0.2) == 0.0
-    down = dataclasses.replace(SITUATION, spots=(Spot("a", up=False, hazard=6.0, price=0.9731, lasts=0.0),), time=20.9)
+    down = dataclasses.replace(SITUATION, spots=(Spot("a", up=False, hazard=2.4, price=0.9731, lasts=0.0),), time=22.5)
     assert decide(down).choice is Choice.WAIT
     assert decide(dataclasses.replace(down, refusals=refusals)).choice is Choice.ON_DEMAND
 
 
 def test_a_late_job_gets_on_demand_at_once() -> None:
     assert decide(dataclasses.replace(SITUATION, time=19.0)).choice is Choice.ON_DEMAND
+
+
+def test_nothing_is_waited_for_that_could_not_be_used() -> None:
+    """With less than two start-ups to spare spot cannot be started: on-demand, while it may still be refused."""
+    down = Spot("a", up=False, hazard=9.0, price=0.9731, lasts=0.0)
+    for time in (20.31, 20.39, 20.49):
+        assert decide(dataclasses.replace(SITUATION, spots=(down,), time=time)).choice is Choice.ON_DEMAND
 
 
 def test_tables_cost_no_less_with_less_slack_or_more_work() -> None:
