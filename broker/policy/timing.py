@@ -46,7 +46,7 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What asking for on-demand has come to: `refused` of `asked`. It is asked again as `memory` lets it: ever later."""
+    """What asking for on-demand has come to: `refused` of `asked`. It is asked for again as `memory` allows."""
 
     asked: int = 0
     refused: int = 0
