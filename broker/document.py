@@ -51,13 +51,14 @@ def refuse(problems: Sequence[Problem], file: str = "", *, kind: type[TaskError]
 class Value:
     """A value with its place, both counted from 1. data: None for null, text as typed, a map, or a list.
 
-    keys: where each key of a map stands.
+    keys: where each key of a map stands. typed: how null was written, such as `~`.
     """
 
     line: int
     column: int
     data: str | dict[str, Value] | list[Value] | None
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
+    typed: str = ""
 
     def plain(self) -> Any:
         """The data without places: None, str, dict and list all the way down."""
@@ -198,7 +199,8 @@ class _Builder:
             return Value(
                 line, column, [self.value(item, f"{path}.{i}".lstrip(".")) for i, item in enumerate(node.value)]
             )
-        return Value(line, column, None if tag == f"{_CORE}null" else str(node.value))
+        text = str(node.value)
+        return Value(line, column, None, typed=text) if tag == f"{_CORE}null" else Value(line, column, text)
 
     def _map(self, node: MappingNode, path: str, line: int, column: int) -> Value:
         data: dict[str, Value] = {}
@@ -218,7 +220,7 @@ class _Builder:
             else:
                 value = self.value(value_node, f"{path}.{key}".lstrip("."))
                 # What is not there has no place of its own: ruamel puts it behind the line's end.
-                data[key] = Value(*at, None) if value.data is None else value
+                data[key] = Value(*at, None, typed=value.typed) if value.data is None else value
                 keys[key] = at
         for base in merged:
             assert isinstance(base.data, dict)

@@ -304,8 +304,10 @@ class _Reader:
             holder[index] = {} if path[-2] in ("any_of", "ordered") else ""
 
     def _check_workdir(self, model: TaskFields) -> None:
-        given = model.workdir
-        if given is not None and given.path is not None and given.url is not None:
+        given, written = model.workdir, self.document.at(("workdir",))
+        if written is not None and written.data is None and written.typed == "~":
+            self._at(("workdir",), "workdir", "is empty: YAML reads a bare ~ as nothing", "write `workdir: ~/`")
+        elif given is not None and given.path is not None and given.url is not None:
             self._at(("workdir",), "workdir", "names a folder and a repository", "keep one of the two")
         elif given is not None and given.path is None and given.url is None:
             self._at(("workdir",), "workdir", "must be a folder, or a map with the url of a git repository")
@@ -439,6 +441,11 @@ class _Reader:
                 source = str(self._here(source))
                 if not Path(source).exists():
                     self._at(("file_mounts", target), f"file_mounts.{target}", f"no such file or folder: {source}")
+            if sensitive("", source):
+                fix = "fetch it in setup, with the password from secrets"
+                self._at(
+                    ("file_mounts", target), f"file_mounts.{target}", "holds a password, which lists would show", fix
+                )
             if not source and fields.name is None:
                 self._at(("file_mounts", target), f"file_mounts.{target}", "needs a source")
             # Without a source it is SkyPilot's new bucket, mounted unless it says otherwise.

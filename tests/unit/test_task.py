@@ -517,9 +517,20 @@ def test_a_job_keeps_no_secret_in_the_open() -> None:
 def test_a_password_in_a_repositorys_address_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("run: x\nspot: never\nworkdir: {url: 'https://me:ghp_0001@git.example/x.git'}\n")
-    with pytest.raises(TaskError, match=r"t.yaml:3:16: workdir.url: holds a password") as told:
+    with pytest.raises(TaskError, match=r"t.yaml:3:16: workdir.url: holds a password") as caught:
         Task.from_yaml(file)
-    assert "ghp_0001" not in str(told.value)
+    assert "ghp_0001" not in str(caught.value)
+    told = refused(tmp_path, NEVER + "file_mounts: {~/d: 'https://me:pw_0001@host/d'}\n")
+    assert "file_mounts.~/d: holds a password" in str(told)
+    assert "pw_0001" not in str(told)
+
+
+def test_a_bare_tilde_is_not_taken_for_no_workdir(tmp_path: Path) -> None:
+    assert "job.yaml:3:1: workdir: is empty: YAML reads a bare ~ as nothing" in str(
+        refused(tmp_path, NEVER + "workdir: ~\n")
+    )
+    assert read(tmp_path, NEVER + "workdir:\n").workdir is read(tmp_path, NEVER + "workdir: null\n").workdir is None
+    assert read(tmp_path, NEVER + "workdir: ~/\n").workdir == Path.home()
 
 
 @pytest.mark.parametrize(
