@@ -16,6 +16,7 @@ from broker import access
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError
 from broker.offer import Offer, Trust
+from broker.policy.egress import store
 from broker.provider import Finding, GivesIdentity, Provider
 
 if TYPE_CHECKING:
@@ -34,7 +35,13 @@ def of(config: Config, home_url: str, provider: Provider, offer: Offer) -> str:
     name = config.home_config.get("instance_profile", "")
     if not home_url.startswith("s3:") or offer.trust is not Trust.CLOUD or not isinstance(provider, GivesIdentity):
         return ""
-    return name
+    return "" if _foreign(config, home_url) else name
+
+
+def _foreign(config: Config, home_url: str) -> str:
+    """Whose store, behind an endpoint, knows none of EC2's identities; empty for Amazon's, and where nobody knows."""
+    whose = store(home_url, config.home_config)
+    return "" if whose == GIVER else whose
 
 
 def entry(
@@ -99,6 +106,9 @@ def finding(config: Config, home_url: str) -> Finding | None:
     if not name:
         alone = access.only_identities(config.home_config)
         return Finding("instance profile", False, UNNAMED, UNNAMED_FIX) if alone else None
+    if whose := _foreign(config, home_url):
+        text = f"{name} reaches no store of {whose}, so machines get keys instead"
+        return Finding("instance profile", False, text, "take instance_profile out of [home_config]")
     try:
         (found,) = _giver(config).identify(name, access.home_policy(config.home_config, home_url), make=False)
     except BrokerError as error:

@@ -180,6 +180,19 @@ def test_without_another_way_nobody_else_is_rented(site):
     assert all("needs instance_profile" in offer.blocked for offer in found)
 
 
+@pytest.mark.parametrize("before", [{}, {"sts_endpoint": "https://sts.amazonaws.com"}])
+def test_a_profile_reaches_no_other_vendors_store(site, before):
+    """Its machines would be paid until their boot is given up."""
+    elsewhere = {**before, "endpoint": f"https://{'0' * 32}.r2.cloudflarestorage.com", "instance_profile": "ours"}
+    rents = RentsSomebody(site.kinds[Kind.VM])
+    offer = Offer("rents", "eu", "eu-1", "box", Market.SPOT, 1.0)
+    for settings, name in (({**before, "instance_profile": "ours"}, "ours"), (elsewhere, "")):
+        site.config = replace(site.config, home="s3://b/p", home_config=settings)
+        assert identity.of(site.config, "s3://b/p", rents, offer) == name
+    assert not identity.finding(site.config, "s3://b/p").ok
+    assert all(found.blocked for found in identity.reaching(rents, site.config, [offer]))
+
+
 def test_a_key_in_this_computers_environment_goes_to_no_machine(site, monkeypatch):
     """The broker's own calls go by it; a machine without any would be paid until its boot is given up."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "admin")
