@@ -12,7 +12,7 @@ from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
 
 from broker.errors import Ambiguous, ConfigError, NoCapacity
 from broker.experience import Lesson
-from broker.offer import Market
+from broker.offer import Market, Offer
 from broker.policy.record import replay
 from broker.provider import LaunchRequest
 from broker.task import Work
@@ -448,7 +448,7 @@ def test_a_machine_that_is_hardly_slow_or_cheap_for_it_is_kept(staged: Any, rate
 
 def test_replaying_a_record_gives_the_same_decision(staged: Any) -> None:
     """Of every decision that was made on the way: with a deadline and without, waits, refusals and moves."""
-    count = 0
+    count = aged = 0
     for more in ({}, {"deadline": "9h"}, {"budget": 30.0}):
         stage = staged([STEADY, CHEAP, offer("b1", price=1.1)], work=5 * HOUR)
         stage.cloud.refuse("*/a1/*/spot", NoCapacity("none", provider="fake"), times=1)
@@ -465,7 +465,10 @@ def test_replaying_a_record_gives_the_same_decision(staged: Any) -> None:
         for record in job.decisions():
             again = replay(record)
             assert again.to_json(limit=1000) == record["decision"]
+            assert set(record["past"]["since"]) <= {Offer.from_json(offer).key for offer in record["offers"]}
+            aged += bool(record["past"]["since"])
             assert record["decision"]["reasons"]
             assert record["decision"]["ranked"] or record["decision"]["rejected"]
             count += 1
     assert count > 9
+    assert aged > 5, "zones are known by their age, and that is kept"
