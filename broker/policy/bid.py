@@ -68,11 +68,19 @@ def limit(
     pace = prospect.speed_of(chosen.offer) if prospect is not None else 1.0
     stay_hours = (work / pace) * (1 + hazard * (lost + restart)) + (0.0 if running else restart)
     bounds = [moved(other, work, prospect, restart) / stay_hours for other in others[:50] if other is not chosen]
-    on_demand = chosen.on_demand
+    on_demand = _on_demand(chosen)
     bounds += [on_demand] if on_demand is not None else []
     bounds += [] if bounds else [HEADROOM * chosen.cost]
     highest = max(chosen.cost, min(bounds))
     return min(highest, on_demand) if on_demand is not None else highest
+
+
+def _on_demand(chosen: Candidate) -> float | None:
+    """What the same machine costs on demand: as it is offered, else as its provider says beside the spot price."""
+    said = chosen.offer.extra.get("on_demand") if chosen.offer.extra else None
+    if chosen.on_demand is not None or not isinstance(said, int | float) or said <= 0:
+        return chosen.on_demand
+    return said + chosen.offer.hourly - chosen.offer.price
 
 
 def moved(other: Candidate, work: float, prospect: Prospect | None, restart: float) -> float:

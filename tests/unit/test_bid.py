@@ -52,6 +52,15 @@ def test_no_bid_is_above_on_demand() -> None:
     assert bid_of([limited("a1", 1.0)]) == 2.0
 
 
+def test_no_bid_is_above_what_the_provider_says_of_on_demand() -> None:
+    """The on-demand offer itself is out of reach (another market was asked for, or it is rented out)."""
+    said = offer("a1", price=1.0, disk_price=0.1, extra={"bid_limit": True, "on_demand": 1.3})
+    assert bid_of([said, offer("b1", price=3.0)]) == pytest.approx(1.4)
+    assert bid_of([replace(said, extra={"bid_limit": True, "on_demand": None})]) == pytest.approx(2.2)
+    candidate = decided([said]).ranked[0]
+    assert limit(candidate, (), None, 0.0, running=True) == pytest.approx(1.4)
+
+
 def test_no_bid_is_above_what_the_task_allows() -> None:
     """A limit is charged once the price has risen to it."""
     wish = Wish((OfferQuery(),), prospect=PROSPECT, max_price=1.15)
