@@ -292,7 +292,9 @@ class Records:
         wanted = set(kinds)
         query = sa.select(looks).where(looks.c.at >= since, looks.c.at <= until).order_by(looks.c.at)
         with self._engine.connect() as db:
-            rows = [row for row in db.execute(query) if _kind(row.zone) in wanted]
+            # What has not changed since before then was written before then.
+            stood = sorted(_newest(db, looks.c.zone, since - 1.0).values(), key=lambda row: row.at)
+            rows = [row for row in (*stood, *db.execute(query)) if _kind(row.zone) in wanted]
             last = {row.zone: row.offer for row in db.execute(sa.select(zones)) if _kind(row.zone) in wanted}
         sky, at, together = Sky(), None, {}
         for row in rows:

@@ -125,6 +125,19 @@ def test_a_zone_that_nobody_looked_at_for_long_is_met_anew(store: Store) -> None
     assert sky.zones["fake/a/a1/v100"].since == pytest.approx(later / HOUR - 6.0)
 
 
+def test_a_zone_that_has_been_up_for_weeks_is_old(store: Store) -> None:
+    """Nothing has changed in it for longer than its past is looked at, and it was looked at all the time."""
+    records = Records(store)
+    records.looked(ANY, [B1], START, answered={"fake"})
+    for look in range(1, 20 * 6):
+        records.looked(ANY, [A1, B1], START + look * 4 * HOUR, answered={"fake"})
+    now = START + 20 * 24 * HOUR
+    sky, _ = records.sky([("fake", "v100")], now - 14 * 24 * HOUR, now)
+    assert sky.zones["fake/b/b1/v100"].since == pytest.approx(START / HOUR - 6.0)
+    past = records.past([A1, B1], now)
+    assert past.since == {A1.key: pytest.approx(START - 2 * HOUR), B1.key: pytest.approx(START - 6 * HOUR)}
+
+
 def test_prices_are_kept_when_they_change(store: Store) -> None:
     import sqlalchemy as sa
 
