@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from broker.offer import Offer
     from broker.policy.decision import Decision
     from broker.store import PlacementRow
+    from broker.task import Task
 
 WITHIN = 1800.0
 """Seconds that a new machine may take from the wish to its first beat."""
@@ -104,10 +105,20 @@ def _agreed(screen: Screen, job: Job, old: PlacementRow, decision: Decision, *, 
     dearer = f", {100 * (offer.hourly / now - 1):.0f}% dearer" if now and offer.hourly > now * 1.005 else ""
     where = f"{old.instance} in {_offer(old).where} at {price(now)} USD/h"
     there = f"{offer.where} {market(offer.market)} at {price(offer.hourly)} USD/h{dearer}"
+    there += lost_by(job.task, job.placements())
     if yes:
         screen.say(f"moving {job.id} off {where}, to {there}")
         return True
     return screen.ask(f"Move {job.id} off {where}, to {there}?", instead="-y")
+
+
+def lost_by(task: Task, rows: Sequence[PlacementRow]) -> str:
+    """What a move loses beside time, where nothing of the job has been saved."""
+    if task.checkpoint is None:
+        return ", and from the beginning: the task has no checkpoint, so nothing of it is saved"
+    if any((row.beat or {}).get("seq") for row in rows):
+        return ""
+    return ", and from the beginning, unless it saves when it is told to end: nothing of it is saved yet"
 
 
 def _moved(screen: Screen, job: Job, old: PlacementRow) -> PlacementRow | None:

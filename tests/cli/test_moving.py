@@ -6,11 +6,15 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cli.command import Cli, wait_for
 
 import broker
+from broker.cli.moving import lost_by
 from broker.config import load
+from broker.store import PlacementRow
+from broker.task import Checkpoint, Task
 from broker_local import cloud
 
 
@@ -74,3 +78,12 @@ def test_a_job_is_moved_by_hand_and_where_it_is_wanted(cli: Cli) -> None:
     assert "no output since 0.001s" in cli("logs", job, "--since", "0.001s").stderr
     assert "--since 10x: must be a time such as 10m" in cli("logs", job, "--since", "10x", code=2).stderr
     assert "has no machine to be moved from" in cli("migrate", "counter", "-y", code=78).stderr
+
+
+def test_what_a_move_would_lose_is_said_before() -> None:
+    row = PlacementRow("j", 1, "launched", {}, [], 0.0)
+    task = Task(run="x", spot="never")
+    assert "from the beginning: the task has no checkpoint" in lost_by(task, [row])
+    saves = replace(task, checkpoint=Checkpoint("ckpt"))
+    assert "unless it saves when it is told to end: nothing of it is saved yet" in lost_by(saves, [row])
+    assert lost_by(saves, [replace(row, beat={"seq": 1}), row]) == ""
