@@ -312,7 +312,8 @@ class Job:
         """The columns that hold a job's limits, as they are when it is taken up again."""
         task = self.task
         if budget is not None or deadline:
-            task = dataclasses.replace(task, budget=budget or task.budget, deadline=deadline or task.deadline)
+            limit = task.budget if budget is None else budget
+            task = dataclasses.replace(task, budget=limit, deadline=deadline or task.deadline)
         reached = self.row.message.startswith("budget") and (self.task.budget or 0.0) >= (task.budget or 0.0)
         if task.budget is not None and (reached or task.budget <= self.spent):
             raise errors.ConfigError(

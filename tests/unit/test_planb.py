@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from unit.stage import ON_DEMAND, SPOT, START, Stage, offer
 
-from broker.errors import Ambiguous, ConfigError, NoCapacity
+from broker.errors import Ambiguous, ConfigError, NoCapacity, TaskError
 from broker.experience import Lesson
 from broker.offer import Market, Offer
 from broker.policy.record import replay
@@ -63,6 +63,8 @@ def test_at_its_budget_a_job_is_saved_and_ended_and_can_be_resumed(staged: Any) 
     assert 4.5 < stage.cloud.spent() <= 5.0
     with pytest.raises(ConfigError, match=r"has spent 4\.9"):
         job.resume()
+    with pytest.raises(TaskError, match="budget: must be above zero USD, not 0"):
+        job.resume(budget=0)  # no budget of nothing, which would have been none at all
     job.resume(budget=30.0)
     stage.run(job)
     assert job.status == "succeeded", stage.story(job)
