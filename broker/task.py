@@ -413,7 +413,8 @@ class Task:
 
     def within(self, places: Sequence[str]) -> Task:
         """The same task with other places in its `infra`; without any, as it is."""
-        found = tuple(replace(wish, infra=tuple(places)) for wish in self.resources)
+        named = (places,) if isinstance(places, str) else tuple(places)
+        found = tuple(replace(wish, infra=named) for wish in self.resources)
         return replace(self, resources=found) if places else self
 
     @classmethod
@@ -496,6 +497,8 @@ def load(
         return task.with_values(envs, secrets)
     from broker import bundled
 
+    if not isinstance(task, str | os.PathLike):
+        raise TaskError(f"a task is a Task, a task file or the name of a bundled one, not {type(task).__name__}")
     path = Path(task).expanduser()
     if (path / "task.yaml").is_file():
         path = path / "task.yaml"

@@ -495,12 +495,18 @@ def test_an_output_with_a_variable_is_refused(tmp_path: Path) -> None:
     assert "outputs: $RUN in '$RUN/w' is filled in only as ${NAME} of envs" in str(told)
 
 
+def test_what_is_no_task_is_refused() -> None:
+    with pytest.raises(TaskError, match="a task is a Task, a task file or the name of a bundled one, not int"):
+        load(5)  # type: ignore[arg-type]
+
+
 def test_one_value_stands_for_a_list_of_one() -> None:
     given: dict[str, Any] = {"outputs": "out", "resources": Resources(infra="local"), "envs": None, "setup": None}
     task = Task(run="x", spot="never", **given)
     assert task.outputs == ("out",)
     assert task.resources[0].infra == ("local",)
     assert (task.envs, task.setup) == ({}, "")
+    assert task.within("aws/us-*").resources[0].infra == ("aws/us-*",)
 
 
 def test_a_job_keeps_no_secret_in_the_open() -> None:
