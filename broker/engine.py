@@ -34,7 +34,7 @@ from broker.home import JobKeys
 from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
 from broker.messages import Messages
 from broker.policy.budget import STRAY
-from broker.state import JobState, Outcome
+from broker.state import JobState, NewerVersion, Outcome
 from broker.store import ENDED, database_url, open_store
 from broker.sweep import sweep
 from broker.watch import Watcher, watch
@@ -374,7 +374,7 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
     world = engine.world
     try:
         state = JobState.from_json(data)
-    except errors.ConfigError as error:
+    except NewerVersion as error:
         return await _left_alone(str(data["job"]), error, world)
     try:
         if state.phase == "watch":
@@ -384,6 +384,8 @@ async def _step(data: dict[str, Any]) -> dict[str, Any]:
         # The pause after a failed phase is no success of it: its errors count on.
         if not (state.phase == "watch" and state.not_before is not None and following.phase == state.then):
             following = following.to(following.phase, errors=0)
+    except NewerVersion as error:
+        return await _left_alone(state.job, error, world)
     except Closing:
         # Nothing is recorded: the next live broker runs this phase.
         await asyncio.Event().wait()

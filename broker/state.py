@@ -22,6 +22,10 @@ KEEP = "keep"
 T = TypeVar("T")
 
 
+class NewerVersion(ConfigError):  # noqa: N818 - the job is left alone, not ended
+    """What another version of the broker has written down, and this one cannot read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A placement that has an instance and may be costing money.
@@ -157,10 +161,10 @@ class JobState:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobState:
-        """What any version up to this one wrote. Raises ConfigError for what a newer one wrote."""
+        """What any version up to this one wrote. Raises NewerVersion for what a newer one wrote."""
         values = dict(data)
         if values.get("version", 1) > VERSION:
-            raise _newer(f"version {values['version']} of its state")
+            raise newer(f"version {values['version']} of its state")
         values["live"] = _made(Held, values["live"]) if values.get("live") else None
         values["retiring"] = tuple(
             _made(Retiring, {**entry, "held": _made(Held, entry["held"])}) for entry in values.get("retiring", ())
@@ -176,12 +180,12 @@ class JobState:
 def _made(kind: type[T], values: Mapping[str, Any]) -> T:
     unknown = sorted(values.keys() - {entry.name for entry in fields(kind)})  # type: ignore[arg-type]
     if unknown:
-        raise _newer(f"{kind.__name__}.{unknown[0]}")
+        raise newer(f"{kind.__name__}.{unknown[0]}")
     return kind(**values)
 
 
-def _newer(what: str) -> ConfigError:
-    return ConfigError(
+def newer(what: str) -> NewerVersion:
+    return NewerVersion(
         f"a newer spotbroker has driven this job, and this one does not know {what}",
         fix="pip install --upgrade spotbroker, then start the broker again",
     )

@@ -451,7 +451,19 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], secrets: Mapping[str, str] | None = None) -> Task:
-        """What `to_json` gave. secrets: their values; a name without one gets the empty string."""
+        """What `to_json` gave. secrets: their values; a name without one gets the empty string.
+
+        Raises NewerVersion for what another version gave and this one does not know.
+        """
+        try:
+            return cls._read(data, secrets)
+        except TypeError as error:  # a field's name; what the fields hold was looked at when the task was made
+            from broker.state import newer
+
+            raise newer(f"what its task says ({error})") from error
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any], secrets: Mapping[str, str] | None) -> Task:
         values = dict(data)
         rehearse, again = values["rehearse"], values.get("schedule")
         return cls(

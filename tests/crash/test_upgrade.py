@@ -102,18 +102,24 @@ def test_a_newer_brokers_job_is_left_alone(site: Site) -> None:
     with site.up():
         site.event(job, "snapshot", 1)
     undo = as_if_newer(site, job.id, "colour")
+    told = site.submit(site.task("told", steps=20))
+    site.store.update_job(told.id, task={**told.row.task, "colour": 1})
     other = site.submit(site.task("other", steps=20))
     process = site.broker("up")
-    said = site.event(job, "warning")
-    assert "newer spotbroker" in said.text
-    assert "upgrade" in said.text
+    for left in (job, told):
+        said = site.event(left, "warning")
+        assert "newer spotbroker" in said.text
+        assert "upgrade" in said.text
     site.done(other)
     assert len(job.placements()) == 1
+    assert told.refresh().placements() == []
     assert not job.refresh().done
     kill(process)
     undo()
+    site.store.update_job(told.id, task={name: value for name, value in told.row.task.items() if name != "colour"})
     with site.up():
         site.done(job)
+        site.done(told)
     site.audit(lost_at_most=0)
 
 
