@@ -344,13 +344,12 @@ def _in_vain(state: JobState, live: Held, seen: Seen, limits: Limits) -> tuple[J
     state = replace(state, vain=0 if seen.seq(live.generation) else state.vain + 1)
     if state.vain < (STRIKES if limits.saves else 1):
         return state, None
+    raised = "raise max_hours, or " if live.end_why == "max_hours" else ""
     if limits.saves:
         why = f"{STRIKES} machines in a row reached {live.end_why} without a new snapshot"
-        return state, Outcome("limit", 104, why, "raise max_hours, or save more often: each one starts where they did")
+        return state, Outcome("limit", 104, why, f"{raised}save more often: each next one starts where they did")
     why = f"{live.end_why} reached, and nothing is saved: another machine would start from the beginning"
-    return state, Outcome(
-        "limit", 104, why, "raise max_hours, or name the folder that the program saves to: `checkpoint`"
-    )
+    return state, Outcome("limit", 104, why, f"{raised}name the folder that the program saves to, as checkpoint.path")
 
 
 def _lost(state: JobState, live: Held, cause: Cause | None, seen: Seen, limits: Limits) -> JobState:
