@@ -8,7 +8,7 @@ choice. Costs are in hours of on-demand.
 
 After a loss a table knows of one zone only, which is then down: what others are worth is seen when it has come to that.
 
-A table is built once for each start-up time and price ratio, in some tenths of a second of plain Python; reading it
+A table is built once for each start-up time and price ratio, in a tenth or two of a second of plain Python; reading it
 takes a microsecond.
 """
 
