@@ -10,7 +10,7 @@ import posixpath
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +58,9 @@ class Look:
     folders: Mapping[str, int]
     links: Mapping[str, str]
     left: Mapping[str, str]
+
+
+NOTHING = Look({}, {}, {}, {})
 
 
 def look(folder: Path, seen: Path) -> Look | None:
@@ -114,6 +117,7 @@ class CacheFolders:
         self.last: Cache | None = None
         self.source = generation
         self.left: dict[str, str] = {}
+        self.own: dict[str, set[str]] = {}
         self._known: set[str] = set()
         self._hashes: dict[tuple[str, str], tuple[Stat, str]] = {}
 
@@ -132,9 +136,16 @@ class CacheFolders:
         self.last, self._known = None, set()
 
     def look(self) -> dict[str, Look]:
-        """The folders that are there."""
+        """The folders that are there, without what the task has laid into them itself."""
         found = {name: look(here, seen) for name, (here, seen) in self.folders.items()}
-        return {name: seen for name, seen in found.items() if seen is not None}
+        return {name: _without(seen, self.own.get(name, ())) for name, seen in found.items() if seen is not None}
+
+    def lain(self, before: Mapping[str, Look]) -> None:
+        """The task has put its own files in place since `before`: no part of a cache, as each job brings its own."""
+        for name, now in self.look().items():
+            was = before.get(name, NOTHING)
+            files = {path for path, found in now.files.items() if was.files.get(path) != found}
+            self.own[name] = files | {path for path, to in now.links.items() if was.links.get(path) != to}
 
     # Restoring
 
@@ -187,7 +198,7 @@ class CacheFolders:
     def remove(self, brought: Mapping[str, Folder]) -> None:
         """Take out again what was brought; of the rest of the folders nothing."""
         for name, folder in brought.items():
-            for path in (*folder.manifest.links, *folder.manifest.files):
+            for path in {*folder.manifest.links, *folder.manifest.files} - self.own.get(name, set()):
                 with suppress(OSError):
                     (self.folders[name][0] / path).unlink()
         self.distrust()
@@ -347,6 +358,13 @@ def _wasteful(folder: Folder) -> list[str]:
 def size_of(looks: Mapping[str, Look]) -> int:
     """Bytes of all files."""
     return sum(found.size for seen in looks.values() for found in seen.files.values())
+
+
+def _without(seen: Look, own: Collection[str]) -> Look:
+    if not own:
+        return seen
+    files = {path: found for path, found in seen.files.items() if path not in own}
+    return replace(seen, files=files, links={path: to for path, to in seen.links.items() if path not in own})
 
 
 def _target(path: str, to: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +100,17 @@ class Keeper(threading.Thread):
             self._say(f"cache not restored, so it is fetched again: {error}")
         except Exception as error:  # noqa: BLE001 - the job goes on without it
             self._say(f"cache not restored, so it is fetched again: {error or type(error).__name__}")
+
+    @contextmanager
+    def laying(self) -> Iterator[None]:
+        """While the task's own files are put in place: they may lie in the folders, or take the place of what does."""
+        before: dict[str, Look] | None = None
+        with suppress(OSError):
+            before = self.folders.look()
+        yield
+        with suppress(OSError):
+            if before is not None:
+                self.folders.lain(before)
 
     def _restore(self) -> None:
         c = self.context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ class Preparation:
         engine = self._engine()
         places = Places.of(c.boot, c.folder, c.environ, as_root=engine is None or engine.as_root)
         cached = self._bring_cache(places)  # first, so that what the task brings along lies on top of it
-        c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
-        archive = c.folder / "mount.tar.gz"
-        mounted = c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, archive, places))
+        with self.cache.laying() if self.cache is not None else nullcontext():
+            c.aside("the workdir", lambda: fetch_workdir(c.home, c.boot, c.folder / "workdir.tar.gz", work))
+            archive = c.folder / "mount.tar.gz"
+            mounted = c.aside("file_mounts", lambda: fetch_mounts(c.home, c.boot, archive, places))
         self.saves = spec.checkpoint_folder(c.folder, places.home, bare=places.shared)
         self.checkpoint = places.here(self.saves)
         self.checkpoint.mkdir(parents=True, exist_ok=True)

@@ -41,17 +41,16 @@ def test_a_cache_that_setup_fails_with_is_taken_out(job):
 
 
 def test_what_the_task_brings_along_lies_on_top_of_the_cache(job, tmp_path):
-    """The cache of another day holds what was brought along on that day."""
+    """It is no part of the cache: it goes with nothing that is taken out, and is not there on a day without it."""
     note = tmp_path / "note"
     job.task("cat ~/.cache/hub/note; false", setup=SETUP, cache=["~/.cache/hub"])
-    for generation, day in ((1, "monday\n"), (2, "tuesday\n")):
+    for generation, day in ((1, "monday\n"), (2, "tuesday\n"), (3, "wednesday\n"), (4, "")):
         note.write_text(day)
-        placement = job.place(
-            generation, order={"go": True}, mounts=brought(job, tmp_path, Mount("~/.cache/hub/note", str(note)))
-        )
+        mounts = brought(job, tmp_path, Mount("~/.cache/hub/note", str(note))) if day else ()
+        placement = job.place(generation, order={"go": True}, mounts=mounts)
         placement.until_ended()
-        assert placement.own_log.endswith(day)
-    assert "found" in placement.own_log
+        setup = {1: "fetched\n", 3: "found\nfetched\n"}.get(generation, "found\n")
+        assert placement.own_log.startswith(setup + (day or "cat: "))
 
 
 def test_a_home_that_has_lost_the_cache_starts_the_job_all_the_same(job):
