@@ -317,7 +317,8 @@ def _kept_until(result: Mapping[str, Any], live: Held, seen: Seen, limits: Limit
     told = result.get("kept_until")
     if not isinstance(told, int | float) or limits.keep is None or seen.over(live.generation) is not None:
         return None
-    paid = float(result.get("at") or seen.now) + limits.keep.lasts(max(live.hourly, live.bid or 0.0))
+    lasts = limits.keep.lasts(max(live.hourly, live.bid or 0.0))
+    paid = min(float(result.get("at") or seen.now), seen.now) + lasts
     until = min(float(told), paid, live.end_by)
     return until if until > seen.now else None
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from broker import hearsay
 from broker.balance import Balances
 from broker.errors import BrokerError, HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
@@ -256,10 +257,10 @@ class Watcher:
         if not wanted:
             return
         home = self.world.home(url)
+        known = {f"{JobKeys(job).beats}/{generation}": (job, generation) for job, generation in wanted}
         for entry in home.beats(wanted):
-            _, job, generation = entry.key.split("/")
-            if (job, int(generation)) in wanted:
-                self._heard(home, entry, job, int(generation))
+            if entry.key in known:
+                self._heard(home, entry, *known[entry.key])
         new = {followed.job for followed in here if not followed.heard}
         for followed in here:
             followed.heard = True
@@ -273,9 +274,8 @@ class Watcher:
             if known is not None and known.e_tag == entry.e_tag:
                 known.reads += 1
                 return
-        try:
-            data = json.loads(home.get(entry.key))
-        except (FileNotFoundError, ValueError):
+        data = hearsay.heard(home.find(entry.key))
+        if data is None:
             return
         with self._lock:
             known = self.facts.beats.get(key)
@@ -394,7 +394,7 @@ def note_beat(world: World, job: str, generation: int, before: Mapping[str, Any]
         say("snapshot", text, once=str(data["seq"]), seq=data["seq"], step=step)
     if data.get("notice") and not before.get("notice"):
         notice = data["notice"]
-        left = f"{notice['ends_at'] - data['at']:.0f} s left" if notice.get("ends_at") else "no time said"
+        left = f"{notice['ends_at'] - data.get('at', now):.0f} s left" if notice.get("ends_at") else "no time said"
         store.first(job, generation, noticed_at=notice.get("at") or now)
         say("notice", f"the provider takes the machine back, {left}", ends_at=notice.get("ends_at"))
     for kind in ("closed", "result"):
@@ -483,14 +483,14 @@ def read_home(
         try:
             home = world.home(url)
             if seen.over(generation) is not None and generation not in finals:
-                last = _json(home.find(keys.beat(generation)))
+                last = hearsay.heard(home.find(keys.beat(generation)))
                 if last is not None:
                     heard = seen.beat(generation)
                     note_beat(world, state.job, generation, heard.data if heard else {}, last)
                 found = {
                     "beat": last,
-                    "result": _json(home.find(keys.result(generation))),
-                    "closed": _json(home.find(keys.closed(generation))),
+                    "result": hearsay.heard(home.find(keys.result(generation))),
+                    "closed": hearsay.heard(home.find(keys.closed(generation))),
                 }
                 finals[generation] = found
             beat = seen.beat(generation)
@@ -500,14 +500,5 @@ def read_home(
                     raw = home.find(keys.parent(generation))
                     if raw is not None:
                         parents[generation] = read_parent(raw)
-        except (HomeError, ProviderError, ValueError, TypeError, IndexError):
+        except (HomeError, ProviderError, ValueError, TypeError, LookupError):
             continue
-
-
-def _json(raw: bytes | None) -> Mapping[str, Any] | None:
-    """An object's content; None without one, and for one that is damaged."""
-    try:
-        value = json.loads(raw) if raw else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
