@@ -193,8 +193,9 @@ class _Lineage:
 
 
 def snapshots_of(home: Home, keys: JobKeys, generation: int) -> list[int]:
-    """The numbers of a generation's snapshots, oldest first."""
-    return sorted(int(entry.key.rpartition("/")[2]) for entry in home.list(keys.manifests(generation)))
+    """The numbers of a generation's snapshots, oldest first; whatever else its machine has put there is none."""
+    names = [entry.key.rpartition("/")[2] for entry in home.list(keys.manifests(generation))]
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
 def walk_lineage(

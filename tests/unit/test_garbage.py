@@ -42,6 +42,7 @@ def contents(tmp_path: Path) -> set[str]:
 def test_the_lineage_and_what_living_guests_rely_on_stay(home: Home, tmp_path: Path) -> None:
     publish(home, tmp_path / "one", 1, range(5), None)
     publish(home, tmp_path / "two", 2, range(4), (1, 2))
+    home.put(f"{KEYS.manifests(1)}/x", b"put there by whoever has the machine")
     age(tmp_path)
     old = Retiring(held(1), "notice", "retire", 0.0)
     state = JobState("j", generation=2, live=held(2), retiring=(old,), parents={1: None, 2: (1, 2)})
