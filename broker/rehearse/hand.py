@@ -27,6 +27,8 @@ SECONDS = {"aws": 120, "gcp": 30, "azure": 30, "runpod": 5, "vast": 0}
 NOTICES = tuple(SECONDS)
 UNSAVED = 60.0
 """Seconds after which a program that has saved nothing is taken back all the same: some save on a notice only."""
+BEGINS = 15.0
+"""Seconds that every program may take to begin and to save, however little the task says lies between two saves."""
 LOOK, LOOK_FAR = 0.01, 0.1
 """Seconds between two looks at the program's record, and at the store and the home."""
 PATIENT_INTERVALS = 4
@@ -178,7 +180,9 @@ class Hand:
             return False
         now = time.monotonic()
         # What a task says of its saves does not count how long its program takes to begin, on a busy computer at that.
-        patience = max(UNSAVED, 2 * self._first_save)
+        checkpoint = self.job.task.checkpoint
+        said = max(BEGINS, 3 * checkpoint.every) if checkpoint and checkpoint.every else UNSAVED
+        patience = max(min(said, UNSAVED), 2 * self._first_save)
         return now - self._running_since.setdefault(row.generation, now) > patience
 
     def _strike(self, window: Window, row: PlacementRow) -> bool:

@@ -71,6 +71,7 @@ said(id=job.id, status=job.status)
 LEFT = """
 import os, signal, threading
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever starts the tests may have had it ignored
 def on_event(event):
     if event.kind == "running":
         if sys.argv[3] == "interrupt":

@@ -11,7 +11,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 step = 0
 if os.path.exists("results/state.pt"):
     step = torch_load("results/state.pt")["step"]
-while step < 60 and not asked:
+while step < 240 and not asked:
     time.sleep(0.1)
     step += 1
     print("step", step, flush=True)
