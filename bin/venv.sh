@@ -38,6 +38,7 @@ prepare() {
     echo "Installing ${what:-spotbroker} into .venv; this takes a minute or two the first time" >&2
     # Dependency groups need pip 25.1; `pip install --group` is how the tests' packages come.
     .venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1' || return 1
-    .venv/bin/python -m pip install -q --disable-pip-version-check "$@" || return 1
+    # What is imported is compiled then; compiling all of it takes as long as fetching it.
+    .venv/bin/python -m pip install -q --disable-pip-version-check --no-compile "$@" || return 1
     echo "$now" >"$stamp"
 }

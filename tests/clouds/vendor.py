@@ -36,7 +36,7 @@ def python(*requirements: str) -> str:
 def _make(place: Path, requirements: tuple[str, ...]) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=INSTALL_LIMIT)
     done = subprocess.run(
-        [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *requirements],
+        [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", *requirements],
         capture_output=True,
         text=True,
         check=False,
