@@ -18,6 +18,7 @@ fixture skips with it. What is on a machine's disk is in `image.py`, how it come
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -41,6 +42,8 @@ from clouds.metadata import Metadata
 from clouds.network import Block
 from clouds.power import Plan, Power
 from clouds.relay import Relay
+
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 __all__ = ["IMAGE", "Gpus", "Machine", "Machines", "Metadata", "machines", "missing", "nvidia"]
 
@@ -218,6 +221,9 @@ class Machines:
     """
 
     def __init__(self) -> None:
+        # A guest that a test ran in this process has made it the reaper of orphans. A machine's would come here too, be
+        # reaped by nobody, and keep the machine's first process from ending.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         self._image = image.image()
         self.python = self._image.python
         self._folder = Path(tempfile.mkdtemp(prefix="spotbroker-machines-"))

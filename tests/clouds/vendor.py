@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,9 @@ def python(*requirements: str) -> str:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spotbroker-clients"
     root.mkdir(parents=True, exist_ok=True)
     version = ".".join(map(str, sys.version_info[:2]))
-    name = "-".join((*(requirement.replace("==", "-") for requirement in requirements), version))
+    name = "-".join((*(re.sub("[=<>]+", "-", requirement) for requirement in requirements), version))
     place = root / name
-    with (root / "lock").open("w") as lock:
+    with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "whole").exists():
             shutil.rmtree(place, ignore_errors=True)
