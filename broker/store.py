@@ -422,15 +422,6 @@ class Store:
                 for row in db.execute(query)
             ]
 
-    # Prices
-
-    def record_prices(self, points: Iterable[tuple[str, float, float]]) -> None:
-        """Keep (offer key, seconds since the epoch, USD per hour) points."""
-        rows = [{"offer": key, "at": at, "price": price} for key, at, price in points]
-        if rows:
-            with self.engine.begin() as db:
-                db.execute(insert_into(self.engine, prices).on_conflict_do_nothing(), rows)
-
 
 def claimed(request: Mapping[str, Any]) -> float:
     """USD per hour that a launch whose machine is not known yet may cost: the dearest of those that may win."""

@@ -62,11 +62,6 @@ class Reckoning:
         machine = cost.hours * cost.season
         return cost.total - machine * offer.price - beside, machine, cost.hours
 
-    def by_cost(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers by what finishing costs with them, the cheapest first."""
-        total = iter(self.totals(offers))
-        return sorted(offers, key=lambda _offer: next(total))
-
     def cost(self, offer: Offer) -> Cost:
         length = self.prospect.length(offer)
         hazard = self._hazards.of(offer, length)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from broker.config import Config
 from broker.errors import ConfigError, JobNotFound, TaskError
 from broker.schedule import Schedule, Window
-from broker.store import Store, open_store
+from broker.store import Store, open_store, prices
 from broker.task import load
 from broker.timetable import Entry, Timetable, entry_of, runs
 from broker_local import LocalProvider
@@ -244,7 +244,9 @@ def test_a_run_waits_in_its_window_for_cheaper_hours(
     offer = f"local/north/north-1/{LocalProvider({}, tmp_path).settings.instance_type}"
     looks = [TEN - 14 * DAY + 3600.0 * n for n in range(24 * 14)]
     points = [(at, 0.02 if datetime.fromtimestamp(at, UTC).hour in (2, 3) else 0.03) for at in looks]
-    store.record_prices([(f"{offer}/on_demand", at, price) for at, price in points])
+    with store.engine.begin() as db:
+        rows = [{"offer": f"{offer}/on_demand", "at": at, "price": price} for at, price in points]
+        db.execute(sa.insert(prices), rows)
     run = timetable.see_to(entry, TEN)
     assert run is not None
     assert (run.status, run.start) == ("queued", TEN + 4 * 3600)
