@@ -32,7 +32,7 @@ BEGINS = 15.0
 LOOK, LOOK_FAR = 0.01, 0.1
 """Seconds between two looks at the program's record, and at the store and the home."""
 PATIENT_INTERVALS = 4
-"""So many save intervals after its step a take-back no longer waits until the newest save is uploaded."""
+"""So many save intervals after its step at the latest, a take-back no longer waits for the newest save's upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,14 @@ class Window:
             return wanted
         phase = 1 + int(self.phase * (interval - 1))
         return wanted + (phase - (wanted - saved)) % interval
+
+    def latest(self, target: int, interval: int, total: int | None) -> int:
+        """The step after which it no longer waits for an upload, since that would use up what the run has left."""
+        patient = target + PATIENT_INTERVALS * interval
+        if not total:
+            return patient
+        following = total * (self.number + 0.4) / (self.count + 0.5)
+        return min(patient, int((target + following) / 2))
 
 
 @dataclass
@@ -272,7 +280,7 @@ class _Moment:
             return False
         between = interval < 2 or (progress.step - saved) % interval != 0
         uploaded = progress.step - saved < interval
-        return between and (uploaded or progress.step > self.target + PATIENT_INTERVALS * interval)
+        return between and (uploaded or progress.step > self.window.latest(self.target, interval, progress.total))
 
     def _by_time(self, count: int) -> bool:
         """A drawn part of the time between two snapshots after the present one."""

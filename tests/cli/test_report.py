@@ -364,6 +364,18 @@ def test_a_take_back_is_strictly_between_two_saves(interval: int) -> None:
                 assert target < 200 * interval
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_take_back_waits_for_an_upload_no_longer_than_a_short_run_allows(count: int) -> None:
+    """Forty steps, a save at each fifth: on a busy computer uploads stay behind, and four intervals are half of it."""
+    for number in range(1, count + 1):
+        for lot in range(50):
+            window = Window(number, count, place=lot / 50, phase=(lot * 7 % 50) / 50)
+            target = window.target(6, 5, 5, 40)
+            latest = window.latest(target, 5, 40)
+            assert latest < 40 * (number + 0.5) / (count + 0.5), "the next one's share of the run, or its end"
+            assert window.latest(target, 5, None) == target + 20
+
+
 def test_files_are_compared_by_what_they_hold(tmp_path: Any) -> None:
     numpy = pytest.importorskip("numpy")
     one, two = tmp_path / "a.npz", tmp_path / "b.npz"
