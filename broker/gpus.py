@@ -34,10 +34,10 @@ _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
     "A800": (80, "SXM PCIe", ()),
     "A800-40GB": (40, "", ("A800-ACTIVE",)),
     "B200": (180, "", ("B200-SXM", "B200-SXM6", "B200-192GB")),
-    "B300": (288, "", ("B300-SXM", "B300-SXM6")),
+    "B300": (288, "", ("B300-SXM", "B300-SXM6", "B300-SXM6-AC")),
     "GB200": (186, "", ()),
     "GB300": (288, "", ()),
-    "GH200": (96, "", ("GH200-480GB", "GH200-120GB")),
+    "GH200": (96, "", ("GH200-480GB", "GH200-120GB", "GH200-SXM")),
     "GH200-144GB": (144, "", ()),
     "H20": (96, "", ()),
     "H100": (80, "SXM PCIe NVL:94", ()),
@@ -68,6 +68,7 @@ _FAMILIES: dict[str, tuple[float, str, tuple[str, ...]]] = {
     "GTX1080": (8, "", ()),
     "GTX1080-Ti": (11, "", ()),
     "GTX1650": (4, "", ()),
+    "GTX1650-SUPER": (4, "", ("GTX1650S",)),
     "GTX1660": (6, "", ()),
     "GTX1660-SUPER": (6, "", ("GTX1660S",)),
     "GTX1660-Ti": (6, "", ()),
@@ -175,7 +176,7 @@ _VENDORS = {
     ),
     "Intel": ("Gaudi", "Gaudi2", "Gaudi3"),
 }  # fmt: skip
-_VENDOR_WORDS = re.compile(r"^(NVIDIA|AMD|INTEL|TESLA|QUADRO|GEFORCE|INSTINCT|RADEON)+")
+_VENDOR_WORDS = re.compile(r"^(NVIDIA|AMD|INTEL|TESLA|QUADRO|Q(?=RTX)|HGX|GEFORCE|INSTINCT|RADEON)+")
 # "RTX 6000 Blackwell" is short for the RTX PRO 6000, and never the RTX 6000 of three generations before.
 _FILLING = re.compile(r"GENERATION|EDITION|(?<!RTX\d[05]00)BLACKWELL|GPU|(?<=\d)OAM|(?<=X)OAM")
 _SEPARATORS = re.compile(r"[\s_()\[\]{}\"'®™\u00ad\u200b\u2010-\u2015\u2212\ufeff-]+")
@@ -280,6 +281,18 @@ def card(name: str, memory: float = 0.0) -> Card:
         if others and (others[0].form == found.form or not found.form):
             return others[0]
     return found
+
+
+def memories(name: str) -> tuple[float, ...]:
+    """GiB of every card that is sold under that name, the one that it alone means first; (0,) for one nobody knows.
+
+    `RTX 3080` may be of 10 or of 12, and price lists and drivers call both the same.
+    """
+    try:
+        found = card(name)
+    except ValueError:
+        return (0.0,)
+    return tuple(dict.fromkeys((found.memory, *(c.memory for c in _CARDS.values() if _model(c) == _model(found)))))
 
 
 def _model(of: Card) -> str:

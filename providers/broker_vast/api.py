@@ -5,6 +5,7 @@ this folder's README names another source.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from broker.errors import (
     RateLimited,
 )
 from broker.keys import Key
-from broker.rest import Budget, Rest
+from broker.rest import RETRY_AFTER, Budget, Rest
 
 NAME = "vast"
 HOW_TO_KEY = "broker check vast takes a key; keys are made at https://cloud.vast.ai/manage-keys/"
@@ -34,6 +35,7 @@ INTERVALS = {"create": 4.5, "bid": 5.5, "destroy": 3.0, "show": 2.0, "list": 1.0
 QUOTAS = {"search": (10, 60.0)}
 LIMIT = 10_000  # rows of a search; the API's own limit is not documented
 BAD = frozenset({"invalid_args", "invalid_request", "no_ssh_key_for_vm", "label_too_long"})
+OFTEN = frozenset({"rate_limit_exceeded", "search_quota_exceeded"})
 NO_KEY = ("auth_error", "invalid user key", "session expired")
 # Somebody else was quicker, in whatever words.
 TAKEN = re.compile(
@@ -86,8 +88,8 @@ class Vast:
         """PUT /asks/{id}/: rent an offer; the contract's id. Raises Ambiguous without one, Stillborn for a dead one."""
         path = f"/api/v0/asks/{ask}/"
         said = self._call("PUT", path, body=dict(body), creating=True, lane="create")
-        contract = said.get("new_contract")
-        if isinstance(contract, bool) or not isinstance(contract, int):
+        contract = whole(said.get("new_contract"))
+        if contract is None:
             raise self.rest.silent(f"the answer to PUT {path} names no contract", "no new_contract", creating=True)
         return str(contract)
 
@@ -101,7 +103,8 @@ class Vast:
 
     def contracts(self) -> list[dict[str, Any]]:
         """GET /api/v1/instances/: every contract of the account, all pages. Raises rather than leave a part out."""
-        rows: dict[int, dict[str, Any]] = {}
+        rows: dict[Any, dict[str, Any]] = {}
+        tokens: set[Any] = set()
         params: dict[str, Any] = {
             "limit": PAGE,
             "order_by": json.dumps([{"col": "id", "dir": "asc"}]),
@@ -110,13 +113,16 @@ class Vast:
         while True:
             said = self._call("GET", "/api/v1/instances/", params=params, lane="list")
             page = _rows(said.get("instances"), "instances")
-            rows |= {int(row["id"]): row for row in page}
+            rows |= {whole(row.get("id")): row for row in page}
             token, total = said.get("next_token"), said.get("total_instances")
             if not token:
                 break
-            if not page or token == params.get("after_token"):
+            if not page or token in tokens:
                 raise self.rest.silent("the list's pages do not end", "pages")
+            tokens.add(token)
             params["after_token"] = token
+        if None in rows:
+            raise self.rest.silent("a contract came without its number", "no id")
         if isinstance(total, int) and len(rows) < total:
             raise self.rest.silent(f"{len(rows)} of {total} contracts came", "pages")
         return list(rows.values())
@@ -139,10 +145,10 @@ class Vast:
 
     def credit(self) -> float:
         """USD left. Raises ProviderUnavailable where the answer does not say."""
-        found = self.account().get("credit")
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        found = number(self.account().get("credit"))
+        if found is None:
             raise self.rest.silent("the account's answer names no credit", "no credit")
-        return float(found)
+        return found
 
     def _call(self, method: str, path: str, **how: Any) -> dict[str, Any]:
         """One call; its answer as an object. A refusal may come as 200 with `success: false`."""
@@ -162,13 +168,13 @@ def explain(status: int, data: Any) -> ProviderError | None:
     """What an answer that is no success means; None where the status says it all."""
     slug, text = _words(data)
     told = f"{status}: {slug}: {text}" if slug else f"{status}: {text}"
-    contract = data.get("new_contract") if isinstance(data, dict) else None
-    if isinstance(contract, int) and not isinstance(contract, bool):
+    contract = whole(data.get("new_contract")) if isinstance(data, dict) else None
+    if contract is not None:
         return Stillborn(told, str(contract), code=slug or str(status))
     if status >= 500 or status < 400 or status == 408:
         return None
-    if status == 429:
-        return _too_often(slug, text, told)
+    if status == 429 or slug in OFTEN or "too frequent" in text:
+        return _too_often(status, slug, text, told)
     if "no_such_ask" in f"{slug} {text}":
         return NoCapacity(told, provider=NAME, code="no_such_ask")
     if slug == "insufficient_credit":
@@ -201,15 +207,37 @@ def _words(data: Any) -> tuple[str, str]:
     return str(data.get("error") or ""), text or str(data)
 
 
-def _too_often(slug: str, text: str, told: str) -> ProviderError | None:
-    """A 429. Only some name their threshold; the daily quota of searches comes back at midnight UTC."""
+def _too_often(status: int, slug: str, text: str, told: str) -> ProviderError | None:
+    """A 429, or a refusal with its words; None where only the status, or a header, says when to ask again.
+
+    Only some name their threshold; the daily quota of searches comes back at midnight UTC.
+    """
     if slug == "search_quota_exceeded":
         left = 86_400.0 - time.time() % 86_400.0
         return RateLimited(told, retry_after=left, provider=NAME, code=slug)
     named = re.search(r"threshold\s*=\s*(\d+(?:\.\d+)?)", text)
-    if named is None:
+    if named is None and status == 429:
         return None
-    return RateLimited(told, retry_after=float(named[1]) + MARGIN, provider=NAME, code=slug or "429")
+    wait = float(named[1]) + MARGIN if named is not None else RETRY_AFTER
+    return RateLimited(told, retry_after=wait, provider=NAME, code=slug or "429")
+
+
+def whole(value: Any) -> int | None:
+    """A number that counts or names something, also where it came as text; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also where it came as text: it may be a cost or a limit. None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _rows(found: Any, what: str) -> list[dict[str, Any]]:

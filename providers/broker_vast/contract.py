@@ -13,9 +13,9 @@ from typing import Any
 
 from broker.offer import Market
 from broker.provider import Cause, Instance, State
-from broker_vast.api import NAME
+from broker_vast.api import NAME, number
 from broker_vast.label import decode
-from broker_vast.offers import card_name, number, region_of, type_of, zone_of
+from broker_vast.offers import card_name, region_of, type_of, zone_of
 
 BROKEN = ("oci runtime create failed", "error response from daemon")  # in status_msg: it will never start
 
@@ -46,14 +46,16 @@ def instance_of(
         ),
         cause=cause,
         launched_at=_number(row, "start_date") or None,
-        ended_at=_ended(row, destroyed_at) if state is State.TERMINATED else None,
+        ended_at=_ended(row, destroyed_at, now) if state is State.TERMINATED else None,
     )
 
 
 def hourly(row: Mapping[str, Any]) -> float:
     """USD per hour while it runs, disk included; 0 where the row does not say."""
-    cards = _number(row, "dph_base")
-    return _number(row, "dph_total") or (cards + _number(row, "storage_total_cost") if cards else 0.0)
+    total, cards = _number(row, "dph_total"), _number(row, "dph_base")
+    if total > 0:
+        return total
+    return cards + max(0.0, _number(row, "storage_total_cost")) if cards > 0 else 0.0
 
 
 def at_rest(row: Mapping[str, Any]) -> bool:
@@ -96,10 +98,11 @@ def _why(row: Mapping[str, Any], now: float, paid: Callable[[], bool | None]) ->
     return Cause.PREEMPTED if row.get("is_bid") else Cause.USER
 
 
-def _ended(row: Mapping[str, Any], destroyed_at: float | None) -> float | None:
+def _ended(row: Mapping[str, Any], destroyed_at: float | None, now: float) -> float | None:
+    """When we asked for its end, else the end of its host's offer where that has come; None where nobody says."""
     started = _number(row, "start_date")
     at = destroyed_at if destroyed_at is not None else _number(row, "end_date")
-    return max(at, started) if at else None
+    return max(at, started) if 0 < at <= now else None
 
 
 def _number(row: Mapping[str, Any], name: str) -> float:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote, unquote
 
 from broker.errors import InvalidRequest
@@ -29,9 +30,15 @@ def encode(tags: Mapping[str, str]) -> str:
     return label
 
 
-def decode(label: str | None) -> dict[str, str] | None:
-    """The tags in a label; None for one that is not ours."""
-    head, *words = (label or "").split(" ")
+def whose(tags: Mapping[str, str]) -> tuple[str, str, int]:
+    """Installation, job and generation."""
+    installation, job, generation = (tags.get(name, "") for name in OURS)
+    return installation, job, int(generation or 0)
+
+
+def decode(label: Any) -> dict[str, str] | None:
+    """The tags in a label; None for one that is not ours, whatever it is."""
+    head, *words = label.split(" ") if isinstance(label, str) else ("",)
     mark, *parts = head.split(":")
     if mark != MARK or len(parts) != len(OURS) or not (parts[2].isascii() and parts[2].isdigit()):
         return None

@@ -16,7 +16,7 @@ from typing import Any
 from broker import gpus
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.provider import OfferList
-from broker_vast.api import LIMIT, NAME
+from broker_vast.api import LIMIT, NAME, number, whole
 from broker_vast.settings import TABLE, Settings
 
 TYPES = {Market.ON_DEMAND: "on-demand", Market.SPOT: "bid"}
@@ -25,7 +25,6 @@ LEAST_BID, MOST_BID = 0.001, 128.0  # USD per hour; PUT /asks/{id}
 GB = 1.073741824  # GB per GiB: data is charged by the GB
 MONTH = 730.0  # hours
 DATACENTER = 1  # hosting_type
-VARIANTS = (0.0, 16.0, 32.0, 40.0, 80.0)  # GiB of cards that Vast sells under one name with several memories
 _SIZE = re.compile(r"(?:[a-z]+:)?(\d+(?:\.\d+)?)GB\+?")
 _COUNTRY = re.compile(r"(?:^|,)\s*([A-Z]{2})\s*$")
 
@@ -33,7 +32,9 @@ _COUNTRY = re.compile(r"(?:^|,)\s*([A-Z]{2})\s*$")
 def spellings(query: OfferQuery, known: Iterable[str]) -> list[str]:
     """Vast's names, with spaces, of the cards that a query may mean."""
     wanted = query.gpu
-    return [n for n in known if wanted is None or any(gpus.matches(wanted, card_name(n), size) for size in VARIANTS)]
+    return [
+        n for n in known if wanted is None or any(gpus.matches(wanted, card_name(n), gib) for gib in gpus.memories(n))
+    ]
 
 
 def by_memory(gpu: str) -> float | None:
@@ -84,7 +85,10 @@ def read(
     """The offers in the answers of both searches, and how many the settings left out, by reason."""
     left: Counter[str] = Counter()
     offers: dict[str, Offer] = {}
-    on_demand = {_place(row): price for row in found.get(Market.ON_DEMAND, ()) if (price := _base(row)) is not None}
+    on_demand: dict[tuple[Any, Any], float] = {}
+    for row in found.get(Market.ON_DEMAND, ()):
+        if (price := _base(row)) is not None:
+            on_demand[_place(row)] = min(price, on_demand.get(_place(row), price))
     for market, rows in found.items():
         for row in rows:
             made = _offer(row, market, query, settings, on_demand.get(_place(row)), now)
@@ -165,10 +169,10 @@ def _offer(
     now: float,
 ) -> Row | None:
     """None for a row that lacks what cannot be done without: ids, the card, its price and the disk's."""
-    ask, machine, host = (_whole(row.get(name)) for name in ("id", "machine_id", "host_id"))
-    count, name = _whole(row.get("num_gpus")), row.get("gpu_name")
+    ask, machine, host = (whole(row.get(name)) for name in ("id", "machine_id", "host_id"))
+    count, name = whole(row.get("num_gpus")), row.get("gpu_name")
     reported = _positive(row.get("gpu_ram")) or 0.0
-    floor = _positive(row.get("min_bid"))
+    floor = _price(row.get("min_bid"))
     base = _base(row)
     if market is Market.SPOT:
         # In an answer for bids the base may be the least bid itself; above it, it is the price without one.
@@ -274,10 +278,10 @@ def _place(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _base(row: Mapping[str, Any]) -> float | None:
     """USD per hour of the cards alone."""
-    base = _positive(row.get("dph_base"))
+    base = _price(row.get("dph_base"))
     if base is not None:
         return base
-    total, storage = _positive(row.get("dph_total")), _positive(row.get("storage_total_cost")) or 0.0
+    total, storage = _price(row.get("dph_total")), _positive(row.get("storage_total_cost")) or 0.0
     return total - storage if total is not None and total > storage else None
 
 
@@ -304,22 +308,12 @@ def _lasts(row: Mapping[str, Any], now: float) -> float | None:
     return max(0.0, end - now) if end is not None else None
 
 
+def _price(value: Any) -> float | None:
+    """What the cards cost: as `_positive`, but text is none, since a price that is not told must never win."""
+    return None if isinstance(value, str) else _positive(value)
+
+
 def _positive(value: Any) -> float | None:
     """A number above zero; None for what is missing, no number, zero or infinite, all of which mean unknown here."""
-    found = None if isinstance(value, str) else number(value)
+    found = number(value)
     return found if found is not None and found > 0 else None
-
-
-def number(value: Any) -> float | None:
-    """A finite number, also where it came as text: it may be a cost. None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        found = float(value)
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

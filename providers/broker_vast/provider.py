@@ -103,6 +103,7 @@ class VastProvider:
         body = self._body(request)
         try:
             made = self.vast.create(int(request.offer.extra["ask"]), body)
+            self.records.made(made)
         except Stillborn as error:
             self._bury(error.contract)
             raise NoCapacity(error.message, provider=NAME, code=error.code) from error
@@ -110,9 +111,18 @@ class VastProvider:
             row = self.vast.show(made)
         except ProviderError as error:
             raise Ambiguous(f"contract {made} was made and cannot be read: {error}", provider=NAME) from error
-        instance = None if row is None else self._instance({**row, "label": row.get("label") or body["label"]})
-        if row is None or instance is None:
+        if row is None:
             raise Ambiguous(f"contract {made} was made and is not shown yet", provider=NAME, code="no instance")
+        kept = row.get("label") or body["label"]
+        instance = self._instance({**row, "label": kept})
+        if instance is None or (instance.installation, instance.job, instance.generation) != label.whose(request.tags):
+            # Nobody would find it in the list, or it would be taken for another job's.
+            self._bury(made)
+            raise InvalidRequest(
+                f"Vast keeps the label {body['label']!r} as {kept!r}, by which contract {made} would not be found again",
+                provider=NAME,
+                code="label",
+            )
         if contract.at_rest(row):
             self._bury(made)
             raise NoCapacity(

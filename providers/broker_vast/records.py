@@ -30,14 +30,20 @@ class Records:
         if not path.exists():
             self._write(path, repr(time.time()))
 
+    def made(self, contract: str) -> None:
+        """A contract of that number has been made now: what was written down of one that had it before is over."""
+        with contextlib.suppress(OSError):
+            (self.folder / "destroyed" / contract).unlink(missing_ok=True)
+
     def noted(self, contract: str) -> float | None:
-        """When we first asked for its end; None where we did not."""
+        """When we first asked for its end; None where we did not, or nothing can be read here."""
+        path = self.folder / "destroyed" / contract
         try:
-            return float((self.folder / "destroyed" / contract).read_text(encoding="ascii"))
-        except FileNotFoundError:
+            return float(path.read_text(encoding="ascii"))
+        except OSError:
             return None
-        except (OSError, ValueError):
-            return time.time()
+        except ValueError:
+            return path.stat().st_mtime
 
     def forget(self, listed: set[str]) -> None:
         """Drop the records of contracts that are not listed, and answers, where they are old."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +85,38 @@ def test_pages_that_do_not_end_are_no_list(vast: Stage) -> None:
     vast.server.lies.same_token = True
     with pytest.raises(ProviderUnavailable, match="do not end"):
         vast.provider().instances()
+
+
+def test_pages_that_lead_back_to_the_first_are_no_list(vast: Stage) -> None:
+    fill(vast, 60)
+    vast.server.lies.round = True
+    with pytest.raises(ProviderUnavailable, match="do not end"):
+        vast.provider().instances()
+
+
+def test_too_often_told_with_status_200_is_asked_again(vast: Stage) -> None:
+    rent(vast)
+    vast.server.lies.broken[LIST] = ["often"]
+    with pytest.raises(RateLimited):
+        vast.provider().instances()
+
+
+def test_what_others_have_in_the_account_is_in_nobodys_way(vast: Stage) -> None:
+    """Other installations, other programs, and labels of every kind."""
+    mine = rent(vast)
+    host = vast.host(parts=9)
+    for label in (
+        None,
+        "",
+        "spotbroker",
+        "spotbroker:i:j:x",
+        "spotbroker:a:b:1:2",
+        "x" * 300,
+        "spotbroker:other:job:1",
+    ):
+        vast.account.rent(host, {"label": label, "image": "i"})
+    found = {instance.installation: instance.id for instance in vast.provider().instances()}
+    assert found == {mine.installation: mine.id, "other": found["other"]}
 
 
 def test_a_wrong_key_lists_nothing(vast: Stage) -> None:
@@ -201,6 +235,42 @@ def test_our_own_end_is_told_from_an_outbid(vast: Stage) -> None:
     assert (end.state, end.cause) == (State.TERMINATED, Cause.BROKER)
     assert end.ended_at is not None
     assert end.ended_at >= (end.launched_at or 0)
+
+
+def test_a_contract_that_somebody_ended_ends_no_later_than_now(vast: Stage) -> None:
+    """Its `end_date` is that of the host's offer, weeks ahead: what was spent does not run on until then."""
+    rent(vast)
+    (contract,) = vast.account.contracts.values()
+    contract.frozen_words = {"cur_state": "unloaded"}
+    assert (seen(vast).state, seen(vast).ended_at) == (State.TERMINATED, None)
+    contract.end_date = contract.made + 0.001
+    assert seen(vast).ended_at == contract.end_date
+
+
+def test_a_number_that_comes_again_is_a_contract_of_its_own(vast: Stage) -> None:
+    first = rent(vast)
+    vast.provider().terminate(first)
+    vast.account._numbers = itertools.count(int(first.id))
+    again = rent(vast)
+    assert again.id == first.id
+    assert (again.state, seen(vast).state) == (State.RUNNING, State.RUNNING)
+
+
+@pytest.mark.parametrize("how", ["file", "nonsense"])
+def test_records_that_cannot_be_read_end_nothing(vast: Stage, how: str) -> None:
+    vast.host()
+    offer = vast.offer()
+    folder = vast.state / "vast"
+    if how == "file":
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+    assert vast.provider().launch(request_for(offer)).state is State.RUNNING
+    assert seen(vast).state is State.RUNNING
+    if how == "nonsense":
+        vast.provider().terminate(seen(vast))
+        (path,) = (folder / "destroyed").iterdir()
+        path.write_text("nonsense")
+        assert vast.provider().records.noted(path.name) == pytest.approx(time.time(), abs=30)
 
 
 def test_records_of_what_we_ended_do_not_pile_up(vast: Stage) -> None:

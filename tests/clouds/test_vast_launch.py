@@ -174,6 +174,20 @@ def test_labels_of_others_are_not_ours(label: str | None) -> None:
     assert decode(label) is None
 
 
+@pytest.mark.parametrize("cut", [0, 5, 20, -1])
+def test_a_machine_whose_label_is_cut_is_ended_at_once(vast: Stage, cut: int) -> None:
+    """Nobody would find it in the list, or it would be taken for another generation of its job's."""
+    vast.host()
+    request = request_for(vast.offer(), generation=12)
+    vast.server.lies.cut = cut
+    if cut == 0:  # as if it were not shown yet: it is known by its id
+        assert vast.provider().launch(request).id in {str(number) for number in vast.account.contracts}
+        return
+    with pytest.raises(InvalidRequest, match="would not be found again"):
+        vast.provider().launch(request)
+    assert not vast.account.contracts
+
+
 def request_for_tags() -> dict[str, str]:
     return {"spotbroker-installation": "conformance", "spotbroker-job": "job-1", "spotbroker-generation": "3"}
 
@@ -223,6 +237,17 @@ def test_low_bid_leaves_nothing(vast: Stage, answer: int) -> None:
     assert not vast.account.contracts
     assert vast.server.calls["DELETE /api/v0/instances/{id}/"] == (0 if answer == 410 else 1)
     assert not vast.provider().instances()
+
+
+def test_a_stillborn_contract_is_ended_whatever_its_number_is_written_in(vast: Stage) -> None:
+    host = vast.host()
+    offer = vast.offer()
+    left = vast.account.rent(host, {"label": None, "image": "i", "price": 0.01})
+    told = {"success": False, "error": "invalid_args", "msg": "bid too low", "new_contract": str(left.id)}
+    vast.server.lies.refuse = [(400, told)]
+    with pytest.raises(NoCapacity):
+        vast.provider().launch(request_for(offer))
+    assert not vast.account.contracts
 
 
 def test_low_bid_whose_end_is_refused_is_there_still_and_said_so(vast: Stage) -> None:

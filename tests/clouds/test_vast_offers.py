@@ -171,6 +171,13 @@ def test_what_is_let_is_not_offered_though_the_search_asks_for_the_free(vast: St
     assert {offer.region for offer in vast.offers()} == {"NO"}
 
 
+def test_parts_of_one_machine_bid_no_more_than_the_cheapest_costs_without_a_bid(vast: Stage) -> None:
+    dear = vast.host(dph=0.40, min_bid=0.2)
+    vast.host(machine_id=dear.machine_id, host_id=dear.host_id, dph=0.25, min_bid=0.2)
+    (offer,) = of(vast.offers(bid_margin=5.0), Market.SPOT)
+    assert (offer.price, offer.extra["on_demand"]) == (0.25, 0.25)
+
+
 def test_a_bid_above_the_price_without_one_is_no_offer(vast: Stage) -> None:
     vast.host(dph=0.30, min_bid=0.31)
     vast.host(dph=0.30, min_bid=0.30, geolocation="Oslo, NO")
@@ -198,6 +205,25 @@ def test_one_name_may_be_two_cards(vast: Stage) -> None:
     vast.host(gpu_name="A100 PCIE", gpu_ram=40960, geolocation="Paris, FR")
     for name, region in (("A100-80GB", "NO"), ("A100", "FR")):
         assert {offer.region for offer in vast.offers(OfferQuery(gpu=name, gpu_count=1))} == {region}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "gpu_ram"),
+    [
+        ("RTX3080-12GB", "RTX 3080", 12288),
+        ("RTX4060-Ti-16GB", "RTX 4060 Ti", 16380),
+        ("RTX5060-Ti-16GB", "RTX 5060 Ti", 16311),
+        ("P100-12GB", "Tesla P100", 12288),
+        ("RTXA2000-12GB", "RTX A2000", 12282),
+        ("RTX8000", "Q RTX 8000", 49152),
+        ("RTX4090-D", "RTX 4090D", 24564),
+        ("H100-NVL", "H100 NVL", 95830),
+    ],
+)
+def test_every_memory_of_a_name_is_asked_for(vast: Stage, wanted: str, name: str, gpu_ram: int) -> None:
+    vast.host(gpu_name=name, gpu_ram=gpu_ram)
+    found = vast.provider().offers(OfferQuery(gpu=wanted, gpu_count=1))
+    assert [offer.gpu for offer in found] == [wanted, wanted]
 
 
 def test_a_wish_for_memory_is_asked_for_in_megabytes(vast: Stage) -> None:
@@ -422,6 +448,16 @@ def test_rows_that_lack_something_are_left_out(vast: Stage) -> None:
         vast.host(changes={name: None})
     vast.host(changes={"gpu_ram": None, "cpu_ram": None, "reliability": None, "duration": None}, geolocation="Oslo, NO")
     assert {offer.region for offer in vast.offers()} == {"NO"}
+
+
+def test_numbers_as_text_name_a_machine_and_rule_one_out(vast: Stage) -> None:
+    vast.server.lies.blind = True
+    numbers = {"id": "31550009", "machine_id": "40109", "host_id": "9009", "num_gpus": "1", "gpu_ram": "24564"}
+    vast.host(changes={**numbers, "cuda_max_good": "12.8"}, geolocation="Oslo, NO")
+    for limit in ({"cuda_max_good": "11.4"}, {"disk_space": "9.5"}, {"gpu_ram": "12282"}, {"reliability2": "0.5"}):
+        vast.host(changes=limit)
+    found = vast.offers()
+    assert [(offer.extra["ask"], offer.region) for offer in found] == [(31_550_009, "NO")] * 2
 
 
 def test_daily_quota_of_searches(vast: Stage) -> None:

@@ -29,6 +29,8 @@ SPELLINGS = [
     ("NVIDIA A40", "A40"), ("Tesla V100-SXM2-32GB", "V100-32GB-SXM"), ("Tesla V100-PCIE-16GB", "V100-PCIe"),
     ("NVIDIA GeForce RTX 3080 Ti", "RTX3080-Ti"), ("RTX 4080 SUPER", "RTX4080-SUPER"), ("A10 (24 GB PCIe)", "A10"),
     ("Tesla T4", "T4"), ("T4g", "T4g"), ("NVIDIA L40S", "L40S"), ("NVIDIA L40", "L40"), ("NVIDIA L4", "L4"),
+    ("Q RTX 8000", "RTX8000"), ("Q RTX 6000", "RTX6000"), ("Q RTX 4000", "RTX4000"), ("GTX 1650 S", "GTX1650-SUPER"),
+    ("NVIDIA B300 SXM6 AC", "B300"), ("HGX B200", "B200"), ("GH200 SXM", "GH200"), ("RTX 4090 D", "RTX4090-D"),
     ("NVIDIA GH200 480GB", "GH200"), ("AMD Instinct MI300X OAM", "MI300X"), ("Radeon Pro V520", "V520"),
 ]  # fmt: skip
 

@@ -47,7 +47,8 @@ class Lies:
     500; hang_up: that are made and answered by a closed connection. hide: seconds for which a new contract is left out
     of the list; hide_one: for which it cannot be shown by its id. broken: endpoint -> how its next answers come, by
     the words of `_broken`. quota: searches are refused until midnight; blind: they heed no wish. total: how many
-    contracts the list says there are; same_token: its pages do not end. keep: what is destroyed is listed on; deaf:
+    contracts the list says there are; same_token: its pages do not end; round: the last leads to the first. cut: labels
+    are kept up to so many characters. keep: what is destroyed is listed on; deaf:
     only a contract itself can be heard asking for its end. hold: answers wait for it. no_bid: a creation with a price
     rents on-demand all the same. unpriced: contracts name no price. low_bid: how a bid that does not win is answered:
     the status, with `new_contract` in the body; 200 for a success that says nothing; 410 for a refusal that makes
@@ -66,6 +67,8 @@ class Lies:
     blind: bool = False
     total: int | None = None
     same_token: bool = False
+    round: bool = False
+    cut: int | None = None
     keep: bool = False
     deaf: bool = False
     hold: threading.Event | None = None
@@ -214,6 +217,7 @@ class VastServer:
             return 400, {"success": False, "error": "invalid_args", "msg": word, "ask_id": ask}
         sent = {**body, "price": None} if self.lies.no_bid else body
         contract = self.account.rent(host, sent)
+        contract.label = contract.label[: self.lies.cut] if contract.label else None
         if not contract.runs:
             if body.get("cancel_unavail") and self.lies.low_bid == 410:
                 self.account.destroy(contract)
@@ -277,6 +281,8 @@ class VastServer:
         token = base64.b64encode(json.dumps({"values": {"id": page[-1]["id"]}}).encode()).decode() if more else None
         if self.lies.same_token:
             token = query.get("after_token", token)
+        elif self.lies.round and token is None:
+            token = base64.b64encode(json.dumps({"values": {"id": shown[limit - 1].id}}).encode()).decode()
         if columns != ["*"]:
             page = [{column: row.get(column) for column in columns} for row in page]
         counts = Counter(contract.label or "" for contract in shown)
@@ -341,6 +347,7 @@ def _broken(how: str) -> Reply | str | bytes:
         "500": (500, {"success": False, "error": "internal", "msg": "Internal Server Error"}),
         "502": (502, {"msg": "Bad Gateway"}),
         "no": (200, {"success": False, "error": "not_now", "msg": "try again later"}),
+        "often": (200, {"success": False, "error": "rate_limit_exceeded", "msg": "API requests too frequent"}),
         "null": (200, {"success": True, "instances": None, "offers": None, "next_token": None}),
     }
     if how in plain:
