@@ -119,7 +119,7 @@ class VastProvider:
             # Nobody would find it in the list, or it would be taken for another job's.
             self._bury(made)
             raise InvalidRequest(
-                f"Vast keeps the label {body['label']!r} as {kept!r}, by which contract {made} would not be found again",
+                f"Vast keeps the label {body['label']!r} as {kept!r}, by which {made} would not be found again",
                 provider=NAME,
                 code="label",
             )
