@@ -310,34 +310,21 @@ def retire(state: JobState, world: World) -> JobState:
 def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
     """One step for one retiring placement; None once its end is confirmed and written down."""
     now, held = world.clock(), entry.held
-    if entry.gone_at is not None:
-        if entry.terminated_at is None:
-            # A machine that its provider took may have left a disk that is billed.
-            _terminate(held, state, world)
-        world.store.update_placement(
-            state.job,
-            held.generation,
-            status="ended",
-            ended_at=entry.gone_at,
-            confirmed=True,
-            cause=entry.cause or entry.why,
-        )
-        world.store.event(
-            state.job, "confirmed", f"{held.instance} is gone", generation=held.generation, once="", cause=entry.cause
-        )
-        learn(state, entry, world)
-        JobHome(world, state.job).forget(held.generation)
-        return None
     if entry.terminated_at is None:
-        if not (entry.closed or now >= entry.terminate_at):
+        # One that its provider took, too: it may have left a disk that is billed.
+        if now < entry.terminate_at:
             return entry
         if not _terminate(held, state, world):
-            return replace(entry, terminate_at=now + 5.0, closed=False)
-        world.store.event(
-            state.job, "terminated", f"termination of {held.instance} accepted", generation=held.generation, once=""
-        )
-        return replace(entry, terminated_at=now, told_at=now)
-    if now - entry.terminated_at >= UNCONFIRMED_AFTER and not entry.unconfirmed:
+            return replace(entry, terminate_at=now + min(60.0, max(5.0, 0.1 * (now - entry.since))))
+        entry = replace(entry, terminated_at=now, told_at=now)
+        if entry.gone_at is None:
+            text = f"termination of {held.instance} accepted"
+            world.store.event(state.job, "terminated", text, generation=held.generation, once="")
+            return entry
+    if entry.gone_at is not None:
+        _confirmed(entry, state, world)
+        return None
+    if now - (entry.terminated_at or now) >= UNCONFIRMED_AFTER and not entry.unconfirmed:
         world.store.event(
             state.job,
             "unconfirmed",
@@ -350,6 +337,16 @@ def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
         entry = replace(entry, unconfirmed=True)
     _terminate(held, state, world)
     return replace(entry, told_at=now)
+
+
+def _confirmed(entry: Retiring, state: JobState, world: World) -> None:
+    """Its end is written down, with what it was like; nothing more is to be done about it."""
+    generation, ended = entry.generation, {"ended_at": entry.gone_at, "cause": entry.cause or entry.why}
+    world.store.update_placement(state.job, generation, status="ended", confirmed=True, **ended)
+    text = f"{entry.held.instance} is gone"
+    world.store.event(state.job, "confirmed", text, generation=generation, once="", cause=entry.cause)
+    learn(state, entry, world)
+    JobHome(world, state.job).forget(generation)
 
 
 def _terminate(held: Held, state: JobState, world: World) -> bool:

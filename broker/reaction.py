@@ -184,14 +184,17 @@ def _retire(state: JobState, seen: Seen) -> JobState | None:
             if seen.instances.get(entry.generation) is None and entry.terminated_at is not None:
                 # Listed no more: it cost something until its end was accepted, not until two lists had left it out.
                 ended_at = min(ended_at, entry.terminated_at)
-            entry = replace(entry, gone_at=ended_at, cause=str(cause) if cause else entry.cause)
+            at_once = min(entry.terminate_at, seen.now)
+            entry = replace(entry, gone_at=ended_at, cause=str(cause) if cause else entry.cause, terminate_at=at_once)
         if seen.want == "stop-now" and entry.terminate_at > seen.now:
             entry = replace(entry, terminate_at=seen.now)
         if closed and not entry.closed and not entry.kept:
             entry = replace(entry, closed=True, terminate_at=min(entry.terminate_at, seen.now))
-        due = entry.terminated_at is None and (entry.closed or seen.now >= entry.terminate_at)
-        again = entry.terminated_at is not None and seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
-        act = act or entry.gone_at is not None or due or again or told
+        if entry.terminated_at is None:
+            due = seen.now >= entry.terminate_at
+        else:
+            due = entry.gone_at is not None or seen.now >= (entry.told_at or 0.0) + TELL_AGAIN_AFTER
+        act = act or due or told
         entries.append(entry)
     seqs = _seqs(state, seen, [entry.generation for entry in entries])
     return state.to("retire", retiring=tuple(entries), seqs=seqs) if act else None
@@ -463,16 +466,17 @@ def _out(
 ) -> JobState:
     """Move the live placement to the retiring ones, to be terminated after `patience` seconds at the latest."""
     over = seen.over(live.generation)
+    closed = order != KEEP and seen.closed(live.generation)
     entry = Retiring(
         held=live,
         why=why,
         order=order,
         since=seen.now,
         blocking=blocking,
-        terminate_at=seen.now + patience,
+        terminate_at=seen.now if over or closed else seen.now + patience,
         gone_at=over[0] if over else None,
         cause=str(over[1]) if over and over[1] else None,
-        closed=order != KEEP and seen.closed(live.generation),
+        closed=closed,
     )
     # Whatever ends it: where the user wants the job off this machine, it goes to where they want it.
     wish = seen.leaving(live.generation)

@@ -188,7 +188,7 @@ class Stage:
         for generation in held:
             guest = self.guests[state.job, generation]
             data = self._beat(state, guest, now)
-            if generation in listed and listed[generation].state is State.TERMINATED:
+            if generation in listed and listed[generation].state in (State.TERMINATED, State.STOPPED):
                 finals[generation] = {"result": guest.result, "closed": None, "beat": guest.said}
             if data is not None:
                 note_beat(self.world, state.job, generation, guest.said, data)

@@ -1,0 +1,47 @@
+"""A machine's way out where its provider does not take the word: it is asked again, at its own pace, until it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from unit.stage import START, Stage, offer
+
+from broker.errors import AuthFailed
+from broker.offer import Market
+
+NO_KEY = AuthFailed("there is no key for fake", provider="fake", code="no key", fix="broker check fake takes a key")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path, [offer("a1", Market.ON_DEMAND)], restart=60.0, work=600.0)
+    yield made
+    made.close()
+
+
+def terminations(stage: Stage) -> int:
+    return sum(call.name == "terminate" for call in stage.cloud.calls)
+
+
+def test_a_termination_that_is_refused_is_asked_for_again_ever_more_rarely(stage: Stage) -> None:
+    """Its program has told its end, so nothing is waited for; that is no reason to ask without a pause."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).launched == 1)
+    stage.cloud.script("terminate", *[NO_KEY] * 40)
+    stage.run(job, until=lambda: terminations(stage) == 40)
+    assert stage.clock() - START > 660 + 600
+    assert stage.run(job).status == "succeeded", stage.story(job)
+    assert stage.cloud.living() == []
+
+
+def test_a_stopped_machine_whose_termination_is_refused_does_not_stay_behind(stage: Stage) -> None:
+    """Stopped by hand, it is over for its job; its disk goes on being billed until its provider takes the word."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    stage.cloud.stop_by_hand("i-0001")
+    stage.cloud.script("terminate", *[NO_KEY] * 3)
+    assert stage.run(job).status == "stopped", stage.story(job)
+    assert terminations(stage) == 4
+    assert stage.cloud.living() == []
