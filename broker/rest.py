@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -176,6 +177,8 @@ class Rest:
                 raise self.silent(f"an answer that is no JSON: {data!r}", "not JSON", creating=creating)
             return data
         known = self.explain(status, data) if self.explain else None
+        if isinstance(known, RateLimited) and "Retry-After" in answer.headers:
+            known.retry_after = max(known.retry_after, _seconds(answer.headers))
         raise known or self._failed(status, data, answer.headers, creating)
 
     def _failed(self, status: int, data: Any, headers: Mapping[str, str], creating: bool) -> ProviderError:
@@ -229,3 +232,21 @@ def _seconds(headers: Mapping[str, str]) -> float:
     with contextlib.suppress(ValueError, TypeError):
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return RETRY_AFTER
+
+
+def whole(value: Any) -> int | None:
+    """A number that counts or names something, also where it came as text; None for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also where it came as text: it may be a cost or a limit. None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None

@@ -63,6 +63,13 @@ class Api:
             raise self.silent("a list without pods came", "no pods")
         return found
 
+    def told(self) -> list[Mapping[str, Any]]:
+        """GraphQL's list of pods, as `pods` has REST's."""
+        found = self.myself(PODS).get("pods")
+        if not isinstance(found, list):
+            raise self.silent("GraphQL listed no pods", "no pods")
+        return found
+
     def silent(self, text: str, code: str, *, creating: bool = False) -> ProviderError:
         """As `Rest.silent`."""
         return self._rest.silent(text, code, creating=creating)
@@ -85,14 +92,18 @@ class Api:
         errors = refusals.graph_errors(answer)
         if errors and not (_made(data) if creating else _whole(data)):
             raise refusals.graph(errors, creating=creating)
-        return data if isinstance(data, dict) else {}
+        if not isinstance(data, dict):
+            raise self.silent(f"GraphQL answered {str(answer)[:300]}", "no data", creating=creating)
+        return data
 
     def myself(self, query: str) -> dict[str, Any]:
         """`myself` of a query. Raises AuthFailed where it is null: so GraphQL answers without a valid key (#46)."""
         if self.key is None:
             raise AuthFailed("there is no key for runpod", provider=NAME, code="no key", fix=HOW_TO_KEY)
-        found = self.graph(query).get("myself")
-        if not isinstance(found, dict):
+        found = self.graph(query).get("myself", "")
+        if found is not None and not isinstance(found, dict):
+            raise self.silent(f"GraphQL's myself came as {found!r}", "no myself")
+        if found is None:
             raise AuthFailed("RunPod does not take this key", provider=NAME, code="myself is null", fix=NEW_KEY)
         return found
 

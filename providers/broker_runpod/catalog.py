@@ -6,6 +6,7 @@ for something only where its cloud sells the card: elsewhere the lists hold 0 or
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ VOLUME, LARGE_VOLUME = 0.07 / HOURS, 0.05 / HOURS  # network volume below 1,000 
 SECURE, COMMUNITY = "secure", "community"
 TRUST = {SECURE: Trust.DATACENTER, COMMUNITY: Trust.COMMUNITY}
 NOTICE = 5.0
+ODD = (AttributeError, KeyError, OverflowError, TypeError, ValueError)  # what a row that is none of theirs leads to
 TYPE = re.compile(r"(?P<count>[1-9]\d*)x (?P<gpu>.+) (?P<cloud>SECURE|COMMUNITY)")
 
 
@@ -61,53 +63,65 @@ def mount_of(volume: Mapping[str, Any]) -> Mount:
     return Mount(str(volume["id"]), str(volume["dataCenter"]), size * (VOLUME if size < 1000 else LARGE_VOLUME))
 
 
-def sold_by_graph(rows: Iterable[Mapping[str, Any]], count: int) -> Iterator[Sold]:
-    """GraphQL's gpuTypes, for pods with so many cards."""
+def sold_by_graph(rows: Iterable[Any], count: int) -> Iterator[Sold]:
+    """GraphQL's gpuTypes, for pods with so many cards. A row that cannot be read takes no other with it."""
     for row in rows:
-        for cloud in (SECURE, COMMUNITY):
-            stock = row.get(f"{cloud}Stock", {})
-            if not row.get(f"{cloud}Cloud") or not row.get("memoryInGb") or not _in_stock(stock, count):
-                continue
-            most = row.get(f"maxGpuCount{cloud.capitalize()}Cloud") or row.get("maxGpuCount") or 1
-            least = _price(stock.get("minimumBidPrice")) or 0.0
-            spot = _price(row.get(f"{cloud}SpotPrice"))
+        with contextlib.suppress(*ODD):
+            yield from [*_by_graph(row, count)]
+
+
+def sold_by_rest(rows: Iterable[Any]) -> Iterator[Sold]:
+    """REST v2's catalog, which knows no spot; for the time when GraphQL is there no more."""
+    for row in rows:
+        with contextlib.suppress(*ODD):
+            yield from [*_by_rest(row)]
+
+
+def centres_of(rows: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    """Card -> the data centres of the secure cloud that have it now (REST v2, include=AVAILABILITY)."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in rows:
+        with contextlib.suppress(*ODD):
+            centres = row.get("dataCenters") or ()
+            found[str(row["id"])] = tuple(str(c["id"]) for c in centres if c.get("availability") != "NONE")
+    return found
+
+
+def _by_graph(row: Mapping[str, Any], count: int) -> Iterator[Sold]:
+    for cloud in (SECURE, COMMUNITY):
+        stock = row.get(f"{cloud}Stock", {})
+        if not row.get(f"{cloud}Cloud") or not row.get("memoryInGb") or not _in_stock(stock, count):
+            continue
+        most = row.get(f"maxGpuCount{cloud.capitalize()}Cloud") or row.get("maxGpuCount") or 1
+        least = _price(stock.get("minimumBidPrice")) or 0.0
+        spot = _price(row.get(f"{cloud}SpotPrice"))
+        yield Sold(
+            gpu_id=str(row["id"]),
+            cloud=cloud,
+            memory_gib=float(row["memoryInGb"]),
+            on_demand=_price(row.get(f"{cloud}Price")),
+            spot=max(spot, least) if spot else None,
+            floor=least or spot or 0.0,
+            most=int(most),
+            vcpus=float(stock.get("minVcpu") or 0.0),
+            memory=float(stock.get("minMemory") or 0.0),
+            stock=str(stock.get("stockStatus") or ""),
+        )
+
+
+def _by_rest(row: Mapping[str, Any]) -> Iterator[Sold]:
+    for cloud in (SECURE, COMMUNITY):
+        if row.get(cloud) and row.get("memory") and row.get("availability") != "NONE":
             yield Sold(
                 gpu_id=str(row["id"]),
                 cloud=cloud,
-                memory_gib=float(row["memoryInGb"]),
-                on_demand=_price(row.get(f"{cloud}Price")),
-                spot=max(spot, least) if spot else None,
-                floor=least or spot or 0.0,
-                most=int(most),
-                vcpus=float(stock.get("minVcpu") or 0.0),
-                memory=float(stock.get("minMemory") or 0.0),
-                stock=str(stock.get("stockStatus") or ""),
+                memory_gib=float(row["memory"]),
+                on_demand=_price((row.get("price") or {}).get(cloud)),
+                spot=None,
+                floor=0.0,
+                most=int((row.get("maxCount") or {}).get(cloud) or 0),
+                stock=str(row.get("availability") or ""),
             )
-
-
-def sold_by_rest(rows: Iterable[Mapping[str, Any]]) -> Iterator[Sold]:
-    """REST v2's catalog, which knows no spot; for the time when GraphQL is there no more."""
-    for row in rows:
-        for cloud in (SECURE, COMMUNITY):
-            if row.get(cloud) and row.get("memory") and row.get("availability") != "NONE":
-                yield Sold(
-                    gpu_id=str(row["id"]),
-                    cloud=cloud,
-                    memory_gib=float(row["memory"]),
-                    on_demand=_price((row.get("price") or {}).get(cloud)),
-                    spot=None,
-                    floor=0.0,
-                    most=int((row.get("maxCount") or {}).get(cloud) or 0),
-                    stock=str(row.get("availability") or ""),
-                )
-
-
-def centres_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Card -> the data centres of the secure cloud that have it now (REST v2, include=AVAILABILITY)."""
-    return {
-        str(row["id"]): tuple(c["id"] for c in row.get("dataCenters") or () if c.get("availability") != "NONE")
-        for row in rows
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,18 @@ rest: all tags, and the offer with what it costs beside the pod's own price.
 from __future__ import annotations
 
 import base64
-import calendar
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from broker.errors import InvalidRequest
 from broker.offer import Market
 from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Cause, Instance, LaunchRequest, State
+from broker.rest import number
 from broker_runpod.refusals import NAME
 
 NAMED = re.compile(r"sb-(?P<installation>[^-]+)-(?P<job>.+)-(?P<generation>\d+)")
@@ -50,8 +49,9 @@ GRAPH_STATES = {
 OVER = (State.STOPPED, State.TERMINATED)
 TAKEN = re.compile(r"preempt|interrupt|reclaim|evict")  # never seen yet; whatever says so in other words than "Outbid"
 DATE = re.compile(
-    r"(?P<moment>[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d) GMT(?P<sign>[+-])(?P<hours>\d\d)(?P<minutes>\d\d)"
+    r"(?P<month>[A-Z][a-z]{2}) (?P<day>\d{1,2}) (?P<year>\d{4}) (?P<time>\d\d:\d\d:\d\d) GMT(?P<zone>[+-]\d{4})"
 )
+MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"  # `%b` would read those of the user's own language
 
 
 def name_of(request: LaunchRequest) -> str:
@@ -108,7 +108,10 @@ def ours(name: str, env: Mapping[str, str]) -> Ours | None:
     if named is None and TAG_JOB not in tags:
         return None
     if named is not None:
-        tags |= {TAG_INSTALLATION: named["installation"], TAG_JOB: named["job"], TAG_GENERATION: named["generation"]}
+        # The environment stays as it was written; a name can be cut, or changed in the console.
+        tags = {
+            TAG_INSTALLATION: named["installation"], TAG_JOB: named["job"], TAG_GENERATION: named["generation"], **tags
+        }  # fmt: skip
     with contextlib.suppress(ValueError, KeyError, TypeError):
         offer = json.loads(env[OFFER])
         provider, region, zone, kind, market = str(offer["key"]).split("/")
@@ -190,13 +193,14 @@ def hourly_of(own: Ours, rest: Mapping[str, Any], graph: Mapping[str, Any]) -> f
 
     Whether RunPod's price holds the container disk is not documented; it is added, so that nothing is missed.
     """
-    cost = graph.get("costPerHr") or rest.get("cost") or own.price
-    return float(cost) + own.disk
+    told = (number(graph.get("costPerHr")), number(rest.get("cost")))
+    return next((usd for usd in told if usd is not None and usd > 0), own.price) + own.disk
 
 
 def _iso(text: Any) -> float | None:
     with contextlib.suppress(ValueError, TypeError):
-        return datetime.fromisoformat(str(text)).timestamp()
+        at = datetime.fromisoformat(str(text))
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     return None
 
 
@@ -205,6 +209,5 @@ def _date(word: str) -> float | None:
     found = DATE.search(word)
     if found is None:
         return None
-    shift = 3600 * int(found["hours"]) + 60 * int(found["minutes"])
-    moment = calendar.timegm(time.strptime(found["moment"], "%b %d %Y %H:%M:%S"))
-    return float(moment + (shift if found["sign"] == "-" else -shift))
+    month = MONTHS.find(found["month"]) // 3 + 1
+    return _iso(f"{found['year']}-{month:02}-{int(found['day']):02}T{found['time']}{found['zone']}")

@@ -21,16 +21,20 @@ from broker.errors import (
 )
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, OfferList, PartialOffers, Shell, Traits
+from broker.rest import number
 from broker_runpod import catalog, pods
 from broker_runpod import settings as settings_of
-from broker_runpod.api import ACCOUNT, PODS, PRICES, RENT_SPOT, TERMINATE, Api
+from broker_runpod.api import ACCOUNT, PRICES, RENT_SPOT, TERMINATE, Api
 from broker_runpod.refusals import HOW_TO_KEY, NAME, Withdrawn
 
 VARIABLE = "RUNPOD_API_KEY"
 NO_KEY = f"no key yet: {HOW_TO_KEY}"
 SPOT_AGAIN = 86_400.0  # seconds until the spot API is tried again, and its absence told again
 CENTS = 1e-4  # RunPod shows bids to a hundredth of a cent
-LATE = 900.0  # seconds after `end_by` at which RunPod itself ends a spot pod, where it takes our time for that
+UNSURE = ("terminateAfter", "minCudaVersion")
+LATE = (
+    900.0  # seconds after the latest `end_by` at which RunPod itself ends a spot pod, where it takes our time for that
+)
 SPOT_GONE = "spot-withdrawn"
 PROXY = "RunPod's proxy knows the SSH keys that your account had when the pod was made; some images need an sshd"
 
@@ -104,7 +108,7 @@ class RunPodProvider:
         """Every pod of ours that either API lists. Terminated pods are listed no more, save outbid ones for a while."""
         listed = self.api.pods()
         try:
-            told = self.api.myself(PODS).get("pods") or []
+            told = self.api.told()
         except Withdrawn:
             told = []  # early in 2027: then nobody says why a pod has stopped
         return pods.merged(listed, told)
@@ -112,15 +116,17 @@ class RunPodProvider:
     def terminate(self, instance: Instance) -> None:
         """Delete the pod, its disk with it; a network volume stays. An unknown pod is success.
 
-        What REST does not know GraphQL may: only where both know nothing of it is it gone.
+        What REST does not know GraphQL may: only where both know nothing of it is it gone. A key may have the right
+        to it in one of the two only.
         """
         try:
             self.api.rest("DELETE", f"/pods/{instance.id}")
-        except NotFound:
+        except (NotFound, AuthFailed) as refused:
             try:
                 self.api.graph(TERMINATE, {"input": {"podId": instance.id}})
-            except (NotFound, Withdrawn):
-                return
+            except (NotFound, AuthFailed, Withdrawn):
+                if isinstance(refused, AuthFailed):
+                    raise refused from None
 
     def notice(self, instance: Instance) -> Notice | None:
         """RunPod's control plane gives none; the pod gets SIGTERM, 5 seconds before it goes."""
@@ -139,17 +145,17 @@ class RunPodProvider:
 
     def balance(self) -> float:
         """USD left. At zero RunPod terminates every pod without a network volume (RunPod: billing)."""
-        found = self.api.myself(ACCOUNT).get("clientBalance")
-        if not isinstance(found, int | float):
+        found = number(self.api.myself(ACCOUNT).get("clientBalance"))
+        if found is None:
             raise ProviderError("RunPod did not tell the balance", provider=NAME, code="no clientBalance")
-        return float(found)
+        return found
 
     def check(self) -> Sequence[Finding]:
         """The key in both APIs, the volume, and whether spot pods are rented out still."""
         if self.key is None:
             return [Finding("key", ok=False, found="there is none", fix=HOW_TO_KEY)]
         found = [Finding("key", ok=True, found=f"from {self.key.source}")]
-        found.append(self._finding("REST API v2", lambda: f"{len(self.api.rest('GET', '/pods')['pods'])} pods listed"))
+        found.append(self._finding("REST API v2", lambda: f"{len(self.api.pods())} pods listed"))
         found.append(self._finding("GraphQL API", lambda: f"{self._spending():.2f} USD/h is being spent"))
         if self.settings.network_volume:
             found.append(self._finding("network volume", self._told_mount))
@@ -190,9 +196,10 @@ class RunPodProvider:
 
     def _catalog(self, query: OfferQuery, cloud: str | None) -> list[Mapping[str, Any]]:
         params = {"include": "AVAILABILITY", "product": "POD", "count": query.gpu_count}
-        found: list[Mapping[str, Any]] = self.api.rest(
-            "GET", "/catalog/gpus", params=params | ({"cloud": cloud} if cloud else {})
-        )["gpus"]
+        answer = self.api.rest("GET", "/catalog/gpus", params=params | ({"cloud": cloud} if cloud else {}))
+        found = answer.get("gpus") if isinstance(answer, Mapping) else None
+        if not isinstance(found, list):
+            raise self.api.silent("a catalog without cards came", "no gpus")
         return found
 
     def _centres(self, query: OfferQuery, failures: dict[str, Exception]) -> dict[str, tuple[str, ...]]:
@@ -224,7 +231,7 @@ class RunPodProvider:
         body: dict[str, Any] = {
             "name": name,
             "image": request.container or images.DEFAULT,
-            "gpu": {"id": kind["gpu"], "count": int(kind["count"])},
+            "gpu": {"id": kind["gpu"], "count": int(kind["count"]), **self._least_cuda(kind["gpu"])},
             "cloud": kind["cloud"],
             "disk": max(1, math.ceil(request.disk)),
             "env": dict(env),
@@ -264,7 +271,8 @@ class RunPodProvider:
             "dockerArgs": pods.docker_args(),
             "startSsh": True,
             "env": [{"key": key, "value": value} for key, value in env.items()],
-            "terminateAfter": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(request.end_by + LATE)),
+            "terminateAfter": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(latest_end(request) + LATE)),
+            **self._least_cuda(kind["gpu"]),
         }
         if request.offer.zone:
             wanted["dataCenterId"] = request.offer.zone
@@ -272,15 +280,20 @@ class RunPodProvider:
             wanted |= {"networkVolumeId": self.settings.network_volume, "volumeMountPath": self.settings.volume_path}
         if self.settings.registry:
             wanted["containerRegistryAuthId"] = self.settings.registry
-        try:
-            made = self._send_spot(wanted)
-        except InvalidRequest as error:
-            if "terminateAfter" not in error.message:
-                raise
-            # Its form is documented nowhere; a document that is refused as such has made nothing.
-            del wanted["terminateAfter"]
-            made = self._send_spot(wanted)
-        return made
+        while True:
+            try:
+                return self._send_spot(wanted)
+            except InvalidRequest as error:
+                # Their forms are documented nowhere; a document that is refused as such has made nothing.
+                refused = [name for name in UNSURE if name in wanted and name in error.message]
+                if not refused:
+                    raise
+                for name in refused:
+                    del wanted[name]
+
+    def _least_cuda(self, gpu_id: str) -> dict[str, str]:
+        """RunPod's own cards of other makers have hosts that report no CUDA version."""
+        return {"minCudaVersion": self.settings.min_cuda} if self.settings.min_cuda and "AMD" not in gpu_id else {}
 
     def _send_spot(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -322,19 +335,27 @@ class RunPodProvider:
             return Finding(what, ok=False, found=error.message, fix=error.fix)
 
     def _spending(self) -> float:
-        return float(self.api.myself(ACCOUNT).get("currentSpendPerHr") or 0.0)
+        return number(self.api.myself(ACCOUNT).get("currentSpendPerHr")) or 0.0
 
     def _told_mount(self) -> str:
         mount = self._mount()
         return f"{mount.id} in {mount.centre}, {mount.hourly:.4f} USD/h" if mount else "none"
 
 
+def latest_end(request: LaunchRequest) -> float:
+    """Up to when a live broker may let the machine run; RunPod takes one time only, at the launch."""
+    return max(request.end_by, request.latest or 0.0)
+
+
 def bid_per_gpu(request: LaunchRequest, count: int) -> float:
     """USD per hour and card, as RunPod reads bids (skypilot #9000); the request's bid is for the whole pod.
 
-    Never above what the same pod costs on demand: whoever pays that need not be outbid.
+    Never above what the same pod costs on demand: whoever pays that need not be outbid. Raises InvalidRequest for a bid
+    that is no price.
     """
     each = (request.offer.price if request.bid is None else request.bid) / count
+    if not 0 < each < math.inf:
+        raise InvalidRequest(f"a bid of {each:g} USD per hour and card", provider=NAME, code="bid")
     each = math.ceil(round(each / CENTS, 6)) * CENTS
     most = request.offer.extra.get("on_demand")
     return round(min(each, float(most) / count) if most else each, 6)

@@ -21,11 +21,14 @@ from broker.errors import (
     ProviderError,
     ProviderUnavailable,
     QuotaExceeded,
+    RateLimited,
 )
+from broker.rest import RETRY_AFTER
 
 NAME = "runpod"
 HOW_TO_KEY = "broker check runpod takes a key; keys are made at https://console.runpod.io/user/settings"
 NEW_KEY = "broker check runpod --new-key takes another one; keys are made at https://console.runpod.io/user/settings"
+RIGHTS = "the key needs read and write access to pods and to api.runpod.io/graphql"
 CREDIT = "add credit at https://console.runpod.io/user/billing"
 # runpod-python #21, #168, #297; dstack #1740; runpodctl #267.
 CAPACITY = re.compile(
@@ -35,6 +38,8 @@ CAPACITY = re.compile(
 )
 # "You need at least $3.59 (current: $3.01, deficit: $0.58)": seen in the field; the rule is an hour's credit.
 BALANCE = re.compile(r"you need at least \$|insufficient (balance|credits?|funds)|balance is too low", re.IGNORECASE)
+OFTEN = re.compile(r"rate[ _-]?limit|too[ _]many[ _]requests|throttl", re.IGNORECASE)
+DENIED = re.compile(r"unauthori[sz]ed|unauthenticated|forbidden|access[ _]denied|invalid api key", re.IGNORECASE)
 SPEND = re.compile(r"spend(ing)? (limit|cap)", re.IGNORECASE)
 GONE = re.compile(r"pod[ _]not[ _]found", re.IGNORECASE)
 # The mutation or its input's type is unknown; not: a field within that input is.
@@ -59,7 +64,11 @@ class Withdrawn(NoCapacity):
 def rest(status: int, data: Any) -> ProviderError | None:
     """An answer with an error status, of either API; None where `broker.rest` knows as much."""
     problem = data if isinstance(data, Mapping) else {}
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return None
     if errors := graph_errors(problem):
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return _denied(_words(errors[0]), str(status))
         known = graph(errors)
         unknown = status >= HTTPStatus.INTERNAL_SERVER_ERROR and type(known) in (ProviderError, ProviderUnavailable)
         return None if unknown else known
@@ -67,6 +76,8 @@ def rest(status: int, data: Any) -> ProviderError | None:
     told = {"provider": NAME, "code": _code(status, problem)}
     if status == HTTPStatus.UNAUTHORIZED:
         return AuthFailed(f"RunPod does not take this key: {text or data}", **told, fix=NEW_KEY)
+    if status == HTTPStatus.FORBIDDEN:
+        return AuthFailed(text or str(data), provider=NAME, code="403", fix=RIGHTS)
     if status == HTTPStatus.PAYMENT_REQUIRED or BALANCE.search(text):
         return AuthFailed(text or "the balance does not suffice", **told, fix=CREDIT)
     if SPEND.search(text):
@@ -84,7 +95,7 @@ def graph_errors(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def graph(errors: Sequence[Mapping[str, Any]], *, creating: bool = False) -> ProviderError:
     """What the first of GraphQL's errors means; `creating` where a pod may have come of the call all the same."""
-    text = str(errors[0].get("message") or errors[0])
+    text = _words(errors[0])
     extensions = errors[0].get("extensions")
     code = str(extensions.get("code") or "") if isinstance(extensions, Mapping) else ""
     told = {"provider": NAME, "code": code or text}
@@ -98,11 +109,21 @@ def graph(errors: Sequence[Mapping[str, Any]], *, creating: bool = False) -> Pro
         return QuotaExceeded(text, scope=NAME, **told)
     if GONE.search(text) or GONE.search(code):
         return NotFound(text, **told)
+    if OFTEN.search(text) or OFTEN.search(code):
+        return RateLimited(text, retry_after=RETRY_AFTER, **told)
     if code == "INTERNAL_SERVER_ERROR" or FAULT.search(text):
         return Ambiguous(text, **told) if creating else ProviderUnavailable(text, **told)
-    if code in ("UNAUTHENTICATED", "FORBIDDEN"):
-        return AuthFailed(f"RunPod does not take this key: {text}", **told, fix=NEW_KEY)
+    if DENIED.search(code) or DENIED.match(text):
+        return _denied(text, told["code"])
     return InvalidRequest(text, **told) if code in INVALID else ProviderError(text, **told)
+
+
+def _denied(text: str, code: str) -> AuthFailed:
+    return AuthFailed(f"RunPod does not take this key: {text}", provider=NAME, code=code, fix=f"{RIGHTS}; {NEW_KEY}")
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    return str(error.get("message") or error)
 
 
 def _code(status: int, problem: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ COMMON = {"key", "patience", "min_interval"}  # read by `broker.keys` and `broke
 class Settings:
     """api: where RunPod's two APIs are; by default what `RUNPOD_API_BASE_URL` says. network_volume: the id of a volume
     that every pod mounts at volume_path; it binds the pods to its data centre. registry: the id of a stored credential
-    for private images. clouds: those asked.
+    for private images. clouds: those asked. min_cuda: the least CUDA version of the host's driver, empty for any.
     """
 
     api: str = API
@@ -28,6 +29,7 @@ class Settings:
     volume_path: str = "/workspace"
     registry: str = ""
     clouds: tuple[str, ...] = CLOUDS
+    min_cuda: str = "12.0"
 
 
 def read(table: Mapping[str, Any]) -> Settings:
@@ -44,6 +46,14 @@ def read(table: Mapping[str, Any]) -> Settings:
     if isinstance(clouds, str) or not clouds or not set(clouds) <= set(CLOUDS):
         raise ConfigError(
             f"providers.runpod.clouds = {clouds!r}", fix='clouds = ["secure", "community"], or one of them'
+        )
+    if isinstance(given.get("min_cuda"), float):
+        given["min_cuda"] = str(given["min_cuda"])
+    if not re.fullmatch(r"(\d+\.\d+)?", str(given.get("min_cuda", ""))) or not isinstance(
+        given.get("min_cuda", ""), str
+    ):
+        raise ConfigError(
+            f"providers.runpod.min_cuda = {given['min_cuda']!r}", fix='min_cuda = "12.6"; an empty text takes any host'
         )
     given.setdefault("api", os.environ.get(VARIABLE) or API)
     parts = urlsplit(given["api"])

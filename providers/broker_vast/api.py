@@ -5,7 +5,6 @@ this folder's README names another source.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from broker.errors import (
     RateLimited,
 )
 from broker.keys import Key
-from broker.rest import RETRY_AFTER, Budget, Rest
+from broker.rest import RETRY_AFTER, Budget, Rest, number, whole
 
 NAME = "vast"
 HOW_TO_KEY = "broker check vast takes a key; keys are made at https://cloud.vast.ai/manage-keys/"
@@ -220,24 +219,6 @@ def _too_often(status: int, slug: str, text: str, told: str) -> ProviderError | 
         return None
     wait = float(named[1]) + MARGIN if named is not None else RETRY_AFTER
     return RateLimited(told, retry_after=wait, provider=NAME, code=slug or "429")
-
-
-def whole(value: Any) -> int | None:
-    """A number that counts or names something, also where it came as text; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def number(value: Any) -> float | None:
-    """A finite number, also where it came as text: it may be a cost or a limit. None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        found = float(value)
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def _rows(found: Any, what: str) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from broker.offer import Market
 from broker.provider import Cause, Instance, State
-from broker_vast.api import NAME, number
+from broker.rest import number
+from broker_vast.api import NAME
 from broker_vast.label import decode
 from broker_vast.offers import card_name, region_of, type_of, zone_of
 

@@ -16,7 +16,8 @@ from typing import Any
 from broker import gpus
 from broker.offer import Market, Offer, OfferQuery, Trust
 from broker.provider import OfferList
-from broker_vast.api import LIMIT, NAME, number, whole
+from broker.rest import number, whole
+from broker_vast.api import LIMIT, NAME
 from broker_vast.settings import TABLE, Settings
 
 TYPES = {Market.ON_DEMAND: "on-demand", Market.SPOT: "bid"}

@@ -12,13 +12,14 @@ import pytest
 from clouds.openapi import API
 from clouds.runpod.cloud import RunPod, card
 from clouds.runpod.hand import opened
+from clouds.wire import Answer
 
 from broker.contract import wrap
 from broker.errors import AuthFailed, ConfigError, ProviderUnavailable, RateLimited
 from broker.offer import Market, OfferQuery, Trust
 from broker.provider import OfferList, PartialOffers
 from broker_runpod import RunPodProvider
-from broker_runpod.catalog import centres_of, sold_by_rest
+from broker_runpod.catalog import centres_of, sold_by_graph, sold_by_rest
 
 SAVED = API / "runpod" / "gpu_types_graphql_answer.json"
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "inputs"
@@ -140,6 +141,28 @@ def test_a_row_of_the_catalog_that_lacks_something_takes_no_other_with_it() -> N
         ("NVIDIA A40", 0.44),
     ]
     assert centres_of([odd, priced]) == {"NVIDIA L40": (), "NVIDIA A40": ("EU-RO-1",)}
+    worse = [
+        None,
+        7,
+        {},
+        {**whole, "memory": "48 GB"},
+        {**priced, "maxCount": "8", "dataCenters": [None, {"name": "x"}]},
+    ]
+    assert [card.gpu_id for card in sold_by_rest([*worse, priced])] == ["NVIDIA A40"]
+    assert centres_of([*worse, priced]) == {"NVIDIA A40": ("EU-RO-1",)}
+    told = {"id": "NVIDIA A40", "memoryInGb": 48, "secureCloud": True, "securePrice": 0.44, "maxGpuCount": 8}
+    oddly = [None, {**told, "memoryInGb": "48 GB"}, {**told, "maxGpuCount": "lots"}, {**told, "secureStock": ["Low"]}]
+    assert [card.on_demand for card in sold_by_graph([*oddly, told], 1)] == [0.44]
+
+
+def test_a_catalog_without_cards_takes_the_data_centres_only(cloud: RunPod, tmp_path: Path) -> None:
+    provider = opened(cloud, tmp_path)
+    for body in (None, {}, {"gpus": None}, []):
+        cloud.faults.add("/v2/catalog/gpus", Answer(200, body))
+        with pytest.raises(PartialOffers) as caught:
+            provider.offers(ONE)
+        assert list(caught.value.failures) == ["data centres"]
+        assert len(caught.value.offers) == 4
 
 
 @pytest.mark.parametrize("stock", [None, "None"])
@@ -287,6 +310,8 @@ def test_a_volume_that_nobody_has_is_an_error_of_configuration(cloud: RunPod, tm
         ({"clouds": "secure"}, "clouds"),
         ({"clouds": ["private"]}, "clouds"),
         ({"network_volume": 7}, "network_volume must be a string"),
+        ({"min_cuda": "new"}, "min_cuda"),
+        ({"min_cuda": 12}, "min_cuda"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, table: dict[str, Any], said: str) -> None:

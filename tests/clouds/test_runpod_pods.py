@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clouds.runpod.cloud import JUDGE, RunPod, command_of
+from clouds.runpod.cloud import JUDGE, RunPod, card, command_of
 from clouds.runpod.graph import Refused
 from clouds.runpod.hand import opened
 from clouds.runpod.rest import Problem
@@ -119,16 +119,45 @@ def test_a_pod_is_made_of_the_request(cloud: RunPod, provider: RunPodProvider) -
 
 def test_a_spot_pod_has_a_time_at_which_runpod_ends_it(cloud: RunPod, provider: RunPodProvider) -> None:
     request = request_for(offer_of(provider, Market.SPOT))
-    pod = cloud.pods[provider.launch(request).id]
-    ends = time.mktime(time.strptime(pod.terminate_after, "%Y-%m-%dT%H:%M:%S.000Z")) - time.timezone
-    assert 0 < ends - request.end_by <= 901
+    for latest in (None, request.end_by + 7200.0):  # a live broker may let it run until then, and RunPod is asked once
+        pod = cloud.pods[provider.launch(replace(request, latest=latest)).id]
+        ends = time.mktime(time.strptime(pod.terminate_after, "%Y-%m-%dT%H:%M:%S.000Z")) - time.timezone
+        assert 0 < ends - (latest or request.end_by) <= 901
 
 
 def test_where_that_time_is_refused_the_pod_is_made_without_it(cloud: RunPod, provider: RunPodProvider) -> None:
-    cloud.terminate_after_known = False
-    pod = cloud.pods[provider.launch(request_for(offer_of(provider, Market.SPOT))).id]
-    assert not pod.terminate_after
-    assert len(cloud.pods) == 1
+    for unknown in ({"terminateAfter"}, {"minCudaVersion"}, {"terminateAfter", "minCudaVersion"}):
+        cloud.unknown_inputs = unknown
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+        assert {"terminateAfter", "minCudaVersion"} - sent(cloud).keys() == unknown
+    assert len(cloud.pods) == 3
+    cloud.unknown_inputs = {"bidPerGpu"}
+    with pytest.raises(InvalidRequest, match="bidPerGpu"):
+        provider.launch(request_for(offer_of(provider, Market.SPOT)))
+
+
+def test_hosts_whose_driver_is_too_old_are_not_rented(cloud: RunPod, tmp_path: Path) -> None:
+    cloud.cuda = "12.4"
+    for least, rents in (("12.6", False), ("12.4", True), ("", True), (None, True), ("12.11", False)):
+        provider = opened(cloud, tmp_path, **({} if least is None else {"min_cuda": least}))
+        for market in (Market.SPOT, Market.ON_DEMAND):
+            request = request_for(offer_of(provider, market))
+            if rents:
+                assert provider.launch(request).id
+            else:
+                with pytest.raises(NoCapacity):
+                    provider.launch(request)
+    cloud.cards = [card("AMD Instinct MI300X OAM", 192, secure=(2.49, 1.49))]
+    cloud.cuda = "0.0"  # there is none on such a host
+    request = request_for(offer_of(provider, Market.ON_DEMAND, OfferQuery(gpu="MI300X", gpu_count=1)))
+    assert opened(cloud, tmp_path, min_cuda="12.6").launch(request).id
+
+
+@pytest.mark.parametrize("bid", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_bid_that_is_no_price_is_not_sent(cloud: RunPod, provider: RunPodProvider, bid: float) -> None:
+    with pytest.raises(InvalidRequest):
+        wrap(provider).launch(replace(request_for(offer_of(provider, Market.SPOT)), bid=bid))
+    assert not cloud.pods
 
 
 def test_the_network_volume_is_mounted_in_both_markets(cloud: RunPod, tmp_path: Path) -> None:
@@ -193,6 +222,17 @@ def test_a_pod_whose_environment_is_not_told_is_still_ours(cloud: RunPod, provid
     found = listed(provider, instance)
     assert found is not None
     assert (found.installation, found.job, found.generation) == ("conformance", "a-b-7-c", 12)
+
+
+@pytest.mark.parametrize("name", ["sb-conformance-job-1", "sb-other-elsewhere-7", "sb-conformance-jo", "my pod", None])
+def test_a_name_that_was_cut_or_changed_makes_no_other_jobs_pod_of_it(
+    cloud: RunPod, provider: RunPodProvider, name: str | None
+) -> None:
+    request = request_for(offer_of(provider, Market.SPOT), job="job", generation=12)
+    cloud.pods[provider.launch(request).id].name = name  # type: ignore[assignment]
+    cloud.judged = False
+    (found,) = provider.instances()
+    assert (found.installation, found.job, found.generation) == ("conformance", "job", 12)
 
 
 def test_pods_of_others_are_none_of_ours(cloud: RunPod, provider: RunPodProvider) -> None:
@@ -273,6 +313,34 @@ def test_what_rest_refuses(cloud: RunPod, provider: RunPodProvider, told: Proble
         assert "add credit" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "code", "kind"),
+    [
+        (429, "Too Many Requests", "TOO_MANY_REQUESTS", RateLimited),
+        (200, "Rate limit exceeded", "RUNPOD", RateLimited),
+        (200, "slow", "RATE_LIMITED", RateLimited),
+        (401, "Unauthorized", "UNAUTHORIZED", AuthFailed),
+        (403, "this key lacks a scope", "RUNPOD", AuthFailed),
+        (200, "Unauthorized request, please check your API key.", "UNAUTHORIZED", AuthFailed),
+        (200, "no", "ACCESS_DENIED", AuthFailed),
+        (200, None, None, ProviderUnavailable),
+    ],
+)
+@pytest.mark.parametrize("call", ["list", "launch"])
+def test_a_status_or_a_code_of_graphql_is_a_decision_whatever_else_it_says(
+    cloud: RunPod, provider: RunPodProvider, status: int, text: str, code: str, kind: type[ProviderError], call: str
+) -> None:
+    """A key that was revoked or may only read, and too many calls, in GraphQL's envelope and outside it."""
+    errors = {"errors": [{"message": text, "extensions": {"code": code}}]} if text else {}
+    offer = offer_of(provider, Market.SPOT)
+    cloud.faults.add("/graphql" if call == "list" else "launch", Answer(status, {"data": None, **errors}))
+    with pytest.raises(ProviderError) as caught:
+        provider.instances() if call == "list" else provider.launch(request_for(offer))
+    assert type(caught.value) is (Ambiguous if kind is ProviderUnavailable and call == "launch" else kind)
+    if kind is AuthFailed:
+        assert "read and write" in caught.value.fix
+
+
 def test_a_429_in_plain_text_without_a_time_is_waited_out(cloud: RunPod, provider: RunPodProvider) -> None:
     cloud.retry_after = False
     instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
@@ -339,6 +407,17 @@ def test_spot_is_no_capacity_when_graphql_is_gone(cloud: RunPod, provider: RunPo
     cloud.graphql_retired = True
     with pytest.raises(NoCapacity):
         provider.launch(request)
+
+
+@pytest.mark.parametrize("cost", ["1.76", -1.0, float("nan"), float("inf"), True, None, "dear", 0])
+def test_a_pod_whose_price_is_told_oddly_costs_what_was_asked(
+    cloud: RunPod, provider: RunPodProvider, cost: Any
+) -> None:
+    cloud.judged = False
+    instance = provider.launch(request_for(offer_of(provider, Market.ON_DEMAND)))
+    pod = cloud.pods[instance.id]
+    (found,) = pods.merged([{**pod.rest(), "cost": cost}], [{**pod.graph(), "costPerHr": cost}])
+    assert found.hourly == pytest.approx(instance.hourly)
 
 
 def test_pods_on_demand_live_on_when_graphql_is_gone(cloud: RunPod, provider: RunPodProvider) -> None:
@@ -443,6 +522,43 @@ def test_half_a_list_is_no_list(cloud: RunPod, provider: RunPodProvider, path: s
     assert listed(provider, instance) is not None
 
 
+@pytest.mark.parametrize(
+    ("word", "ended"),
+    [
+        ("Outbid: Fri Mar 12 2027 15:14:40 GMT+0530 (India Standard Time)", 1804844680.0),
+        ("Outbid: Fri Feb 30 2024 15:14:40 GMT-0400 (x)", None),
+        ("Outbid: Fre Mär 12 2024 15:14:40 GMT+0100", None),
+        ("Outbid: 1720811680", None),
+    ],
+)
+def test_no_date_is_a_reason_to_list_nothing(
+    cloud: RunPod, provider: RunPodProvider, monkeypatch: pytest.MonkeyPatch, word: str, ended: float | None
+) -> None:
+    """Whatever the user's own language and zone are."""
+    monkeypatch.setenv("TZ", "America/St_Johns")
+    time.tzset()
+    instance = running(cloud, provider)
+    cloud.pods[instance.id].end("EXITED", "x")
+    cloud.pods[instance.id].word = word
+    (found,) = provider.instances()
+    assert (found.cause, found.ended_at) == (Cause.PREEMPTED, ended)
+    assert pods.merged([{**cloud.pods[instance.id].rest(), "createdAt": "2026-12-01T10:00:00"}], [])[0].launched_at == (
+        1796119200.0
+    )
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_no_list_of_graphqls_is_no_empty_list(cloud: RunPod, provider: RunPodProvider) -> None:
+    running(cloud, provider)
+    cloud.hide_spot_from_rest = True
+    for body in ({"myself": {"pods": None}}, {"myself": {}}, {"myself": []}, {}):
+        cloud.faults.add("/graphql", Answer(200, {"data": body}))
+        with pytest.raises(ProviderUnavailable):
+            provider.instances()
+    assert len(provider.instances()) == 1
+
+
 @pytest.mark.parametrize("path", [["myself", "pods"], ["myself", "pods", 0]])
 def test_pods_that_graphql_could_not_look_up_are_not_gone(
     cloud: RunPod, provider: RunPodProvider, path: list[Any]
@@ -534,6 +650,18 @@ def test_what_rest_does_not_know_graphql_is_told_to_terminate(cloud: RunPod, pro
     """Should REST not show spot pods, none may be left for that."""
     instance = running(cloud, provider)
     cloud.hide_spot_from_rest = True
+    provider.terminate(instance)
+    assert cloud.pods[instance.id].desired == "TERMINATED"
+
+
+def test_a_key_that_may_end_pods_in_one_api_only_ends_them(cloud: RunPod, provider: RunPodProvider) -> None:
+    instance = running(cloud, provider)
+    denied = Answer(403, {"title": "Forbidden", "status": 403, "detail": "this key lacks a scope"})
+    cloud.faults.add("other", denied, times=2)
+    with pytest.raises(AuthFailed, match="lacks a scope") as caught:
+        provider.terminate(instance)
+    assert "read and write" in caught.value.fix
+    cloud.faults.add("other", denied)
     provider.terminate(instance)
     assert cloud.pods[instance.id].desired == "TERMINATED"
 
@@ -667,6 +795,8 @@ def test_check_says_what_works(cloud: RunPod, provider: RunPodProvider, tmp_path
     assert not any("rpa_WRONG" in finding.found + finding.fix for finding in wrong)
     volume = opened(cloud, tmp_path, network_volume="vol-none").check()
     assert [finding.what for finding in volume if not finding.ok] == ["network volume"]
+    cloud.faults.add("/v2/pods", Answer(200, {"error": "try again"}))
+    assert [finding.what for finding in provider.check() if not finding.ok] == ["REST API v2"]
     cloud.spot_removed = True
     with pytest.raises(NoCapacity):
         provider.launch(request_for(offer_of(provider, Market.SPOT)))

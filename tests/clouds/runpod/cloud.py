@@ -59,7 +59,8 @@ class RunPod(Wire):
 
     boot: seconds from creation to RUNNING. Switches: spot_removed (the mutation is unknown), graphql_retired (404),
     pod_key_may (what a pod's own key may do), outbid_as (EXITED or TERMINATED), retry_after (a 429 names it), enforce
-    (REST's minute quota), throttle_rest (that quota is used up), hide_spot_from_rest,
+    (REST's minute quota), unknown_inputs (fields that GraphQL's creates do not know), cuda (of every host's driver),
+    throttle_rest (that quota is used up), hide_spot_from_rest,
     judged (by the OpenAPI file, which takes longer than the calls). machines: pods really run in them.
     """
 
@@ -80,7 +81,8 @@ class RunPod(Wire):
         self.faults = Faults()
         self.hidden_for = 0.0
         self.spot_removed = self.graphql_retired = False
-        self.terminate_after_known = True
+        self.unknown_inputs: set[str] = set()
+        self.cuda = "12.8"
         self.retry_after = True
         self.enforce = True
         self.throttle_rest = self.hide_spot_from_rest = False
@@ -180,6 +182,11 @@ class RunPod(Wire):
 
     def row(self, gpu_id: str) -> dict[str, Any] | None:
         return next((row for row in self.cards if row["id"] == gpu_id), None)
+
+    def too_old(self, wanted: Mapping[str, Any]) -> bool:
+        """Is the CUDA version of the hosts' drivers below the least that is asked for?"""
+        least, has = str(wanted.get("minCudaVersion") or "0.0"), self.cuda
+        return [int(part) for part in has.split(".")] < [int(part) for part in least.split(".")]
 
     def in_stock(self, row: Mapping[str, Any], cloud: str) -> str | None:
         """`High`, `Low` …, None where the cloud does not sell the card or has none."""

@@ -100,8 +100,7 @@ class Graph:
                 raise GraphQLError(f'Cannot query field "{one.name}" on type "{kind.capitalize()}".')
             given = resolved(one.arguments, variables).get("input")
             if one.name in ("podRentInterruptable", "podFindAndDeployOnDemand"):
-                allowed = INPUT if self.cloud.terminate_after_known else INPUT - {"terminateAfter"}
-                for name in (given or {}).keys() - allowed:
+                for name in (given or {}).keys() - (INPUT - self.cloud.unknown_inputs):
                     raise GraphQLError(f'Field "{name}" is not defined by type "{one.name}Input".')
             if one.name == "podBidResume" and not {"podId", "bidPerGpu", "gpuCount"} <= (given or {}).keys():
                 raise GraphQLError('Field "gpuCount" of required type "Int!" was not provided.')
@@ -195,7 +194,11 @@ class Graph:
         clouds = ["SECURE", "COMMUNITY"] if wanted.get("cloudType", "ALL") == "ALL" else [wanted["cloudType"]]
         for cloud in clouds:
             price, floor = row[f"{cloud.lower()}Price"], row[f"{cloud.lower()}SpotPrice"]
-            if self.cloud.in_stock(row, cloud) and (bid is None or (floor and bid >= floor - 1e-9)):
+            if (
+                self.cloud.in_stock(row, cloud)
+                and not self.cloud.too_old(wanted)
+                and (bid is None or (floor and bid >= floor - 1e-9))
+            ):
                 break
         else:
             raise Refused(NO_SPOT if bid is not None else NO_SPOT.replace("request spec", "requested spec"))

@@ -124,6 +124,8 @@ class Rest:
             raise Problem(400, f"unknown GPU type {gpu['id']!r}")
         price = row["securePrice" if cloud == "SECURE" else "communityPrice"]
         wanted = (body.get("dataCenterIds") or [""])[0]
+        if self.cloud.too_old(gpu):
+            raise Problem(400, NO_CAPACITY)
         if self.cloud.in_stock(row, cloud) in (None, "None") or self.cloud.centres.get(wanted, "HIGH") == "NONE":
             raise Problem(400, NO_CAPACITY)
         count = gpu.get("count", 1)
