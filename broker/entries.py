@@ -24,11 +24,13 @@ SURE = (
     re.compile(r"step[-_=.]?(\d+)", re.IGNORECASE),
     re.compile(r"(?:checkpoint|ckpt|iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
 )
+EPOCH = re.compile(r"(?:epoch|(?:^|[^a-z])ep)[-_=.]?\d", re.IGNORECASE)
+"""An epoch tells one checkpoint from the next, but it is no step: it is never compared with one."""
 STEP = (*SURE, re.compile(r"(?:model|state|save)[-_=.](\d+)(?!\d|-of-)", re.IGNORECASE), NUMBER)
 DEEPEST = 4
 """How many containers may lie within each other."""
 EVIDENCE_BELOW = 3
-"""How many levels below a directory a name with a step may lie."""
+"""How many levels below a directory a name with a step or an epoch may lie."""
 BESIDE = {".txt", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".log", ".md", ".html", ".png", ".jpg"}
 """Files that programs put beside a checkpoint's own, such as `step-500.json`: no checkpoints by themselves."""
 
@@ -85,7 +87,7 @@ def holds_checkpoints(folder: Path, *, once: bool = False) -> bool:
     once: it was one before, and stays one when its checkpoints have gone for a moment. FileNotFoundError where it has
     gone.
     """
-    if step_of(folder.name) is not None:
+    if step_of(folder.name) is not None or EPOCH.search(folder.name):
         return False
     names = _listed(folder)
     return not _is_whole(names) and (once or _steps_below(folder, names, EVIDENCE_BELOW))
@@ -115,10 +117,10 @@ def _steps_below(folder: Path, names: dict[str, bool], levels: int) -> bool:
 
 
 def _is_checkpoint(name: str, is_dir: bool) -> bool:
-    """Does the name carry a step for certain? `model_1.safetensors` and `state_0.pt` may be parts of one checkpoint."""
+    """Does the name carry a step or an epoch for certain? `model_1.safetensors` and `state_0.pt` may be parts of one checkpoint."""
     if name.startswith(".") or (not is_dir and os.path.splitext(name)[1].lower() in BESIDE):  # noqa: PTH122 - a name
         return False
-    return any(pattern.search(name) for pattern in SURE) or (is_dir and NUMBER.match(name) is not None)
+    return any(pattern.search(name) for pattern in (*SURE, EPOCH)) or (is_dir and NUMBER.match(name) is not None)
 
 
 def _listed(folder: Path) -> dict[str, bool]:

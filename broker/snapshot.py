@@ -186,7 +186,10 @@ class Snapshotter:
         step: int | None,
         step_at: Callable[[float], int | None] | None,
     ) -> Manifest | None:
-        """The next manifest: what was taken, and the last version of what is being rewritten; None without news."""
+        """The next manifest: what was taken, and the last version of what is being rewritten; None without news.
+
+        Folders that a program makes when it starts are no first save.
+        """
         last = self.last
         containers = self._containers(scan)
         carried = self._carried(taken, containers)
@@ -217,6 +220,8 @@ class Snapshotter:
             links=links,
         )
         if not names or (last is not None and manifest.same_content(last)):
+            return None
+        if last is None and not files and not links:
             return None
         if last is not None and not _news(manifest, last, taken, containers):
             return None  # entries have only gone: a deletion by itself is no checkpoint

@@ -107,7 +107,8 @@ class Publisher(threading.Thread):
     def _warn(self, scan: Scan) -> None:
         """Say once of each kind of entry that it does not become complete. Temporary names are meant not to."""
         now = time.monotonic()
-        nothing = self.published is None and not scan.complete and not scan.incomplete
+        files = any(tree.files for tree in scan.complete.values())
+        nothing = self.published is None and not files and not scan.incomplete
         if nothing and now - self._began > EMPTY * self._patience and "" not in self._warned:
             self._warned.add("")
             self.status.warn(

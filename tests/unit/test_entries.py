@@ -53,6 +53,8 @@ def tree(folder: Path) -> dict[str, bytes | str | None]:
         ["run1/a/b/100/weights"],
         ["lightning_logs/version_0/checkpoints/epoch=1-step=5.ckpt"],
         ["run/tmp-checkpoint-100/"],
+        ["weights/ep30-loss0.05.ckpt"],
+        ["weights/model_Epoch3.pth"],
     ],
 )
 def test_a_directory_that_holds_checkpoints_is_a_container(tmp_path: Path, paths: list[str]) -> None:
@@ -75,6 +77,8 @@ def test_a_directory_that_holds_checkpoints_is_a_container(tmp_path: Path, paths
         ["last/params/zarr.json", "last/params/c/0/0"],
         ["best/a/b/c/step-5.pt"],
         ["best/.cache/step-5.pt"],
+        ["epoch_3/model_epoch_3.pt", "epoch_3/optimizer_epoch_3.pt"],
+        ["last/prep3.bin", "last/deep30.bin"],
     ],
 )
 def test_one_checkpoint_in_many_files_is_none(tmp_path: Path, paths: list[str]) -> None:

@@ -172,6 +172,17 @@ def test_deleting_the_only_checkpoint_publishes_nothing(home: Home, folder: Path
     assert snapshotter.final() is None
 
 
+def test_folders_made_at_the_start_are_no_save(home: Home, folder: Path) -> None:
+    (folder / "weights" / "best").mkdir(parents=True)
+    snapshotter = Snapshotter(home, KEYS, 1, folder, quiet=0)
+    assert snapshotter.publish() is None
+    assert snapshotter.final() is None
+    save(folder / "weights" / "epoch_1.npz", 1)
+    first = snapshotter.publish()
+    assert first is not None
+    assert (sorted(first.entries), first.step) == (["weights/best", "weights/epoch_1.npz"], None)
+
+
 def test_rotated_checkpoints_leave_the_snapshot(home: Home, folder: Path) -> None:
     clock = Clock()
     snapshotter = Snapshotter(home, KEYS, 1, folder, clock=clock)
