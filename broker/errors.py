@@ -90,7 +90,7 @@ class NoCapacity(ProviderError):
 class QuotaExceeded(ProviderError):
     """The account may not rent more within `scope`. Waiting does not help; skip the scope.
 
-    `scope` is a prefix of offer keys, such as `aws/us-east-1` or `aws/us-east-1/spot`.
+    `scope` is a prefix of offer keys, such as `aws/us-east-1`, `aws/us-east-1/spot` or `aws/us-east-1/*/p5*/spot`.
     """
 
     def __init__(self, message: str, *, scope: str, provider: str = "", code: str = "", fix: str = "") -> None:

@@ -6,6 +6,7 @@ A pattern has the segments of an offer's key, of which all but the first may be 
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -46,9 +47,13 @@ def may_name(patterns: Iterable[str], provider: str) -> bool:
 def within(scope: str, offer: Offer) -> bool:
     """Does the offer lie within a scope as `QuotaExceeded` names it: `aws`, `aws/us-east-1`, `aws/us-east-1/spot`?
 
-    A market may close a scope of any length, so that one quota can cover all zones of a region.
+    A market may close a scope of any length, so that one quota can cover all zones of a region; and a segment may be a
+    pattern, as in `aws/us-east-1/*/p[5-9]*/spot`, so that it covers the types that count to it and no others.
     """
     parts = scope.strip("/").split("/")
     market = parts.pop() if len(parts) > 1 and parts[-1] in (Market.SPOT, Market.ON_DEMAND) else offer.market
     place = [offer.provider, offer.region, offer.zone, offer.instance_type]
-    return market == offer.market and place[: len(parts)] == parts
+    fits = all(
+        own == part or fnmatch.fnmatchcase(own, part) for own, part in zip(place[: len(parts)], parts, strict=False)
+    )
+    return market == offer.market and len(parts) <= len(place) and fits

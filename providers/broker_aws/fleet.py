@@ -12,7 +12,16 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
-from broker.errors import Ambiguous, InvalidRequest, NoCapacity, ProviderError
+from broker.errors import (
+    Ambiguous,
+    AuthFailed,
+    InvalidRequest,
+    NoCapacity,
+    ProviderError,
+    ProviderUnavailable,
+    QuotaExceeded,
+    RateLimited,
+)
 from broker.offer import Market, Offer
 from broker.provider import TAG_INSTALLATION, Instance, LaunchRequest
 from broker_aws import launching, listing, profiles
@@ -24,6 +33,7 @@ from broker_aws.settings import Settings
 
 MOST = 40  # offers: a machine takes 50 tags, each offer is one
 OLD = 600.0  # seconds after which a template was left behind
+TEMPLATE_UNKNOWN = "InvalidLaunchTemplate"
 
 
 def launch_any(
@@ -51,6 +61,11 @@ def launch_any(
     try:
         with translated(creating=True, offer=request.offer):
             answer = client.create_fleet(**_fleet(request, offers, name))
+    except InvalidRequest as error:
+        if not error.code.startswith(TEMPLATE_UNKNOWN):
+            raise
+        # EC2 has not heard of the template of a moment ago; nothing was made.
+        raise ProviderUnavailable(error.message, provider=NAME, code=error.code) from error
     finally:
         with contextlib.suppress(ProviderError), translated(region=region):
             client.delete_launch_template(LaunchTemplateName=name)
@@ -137,16 +152,36 @@ def _won(account: Account, request: LaunchRequest, offers: Sequence[Offer], answ
                 "Tags": launching.tags(request, {launching.HOURLY: repr(won.hourly)}),
             }
             return listing.read(raw, won.region)
-    errors = answer.get("Errors") or ()
-    for error in errors:
-        told = {"Error": {"Code": error.get("ErrorCode", ""), "Message": error.get("ErrorMessage", "")}}
-        known = refused(told, creating=False, offer=request.offer, region=request.offer.region)
+    raise _refusal(account, request, offers, answer.get("Errors") or ())
+
+
+def _refusal(account: Account, request: LaunchRequest, offers: Sequence[Offer], errors: Sequence[Any]) -> ProviderError:
+    """What the errors of all overrides come to: what closes more than an offer first, what is of one offer last."""
+    found = [_of_one(request, offers, error) for error in errors]
+    for known in found:
         if request.identity and profiles.REFUSED.search(known.message):
-            raise profiles.fleet_refusal(account, request.identity, known)
-        if not isinstance(known, NoCapacity):
-            raise known
-    codes = ", ".join(sorted({error.get("ErrorCode", "") for error in errors})) or "no machine"
-    raise NoCapacity(f"none of {len(offers)} offers can be had: {codes}", provider=NAME, code=codes)
+            return profiles.fleet_refusal(account, request.identity, known)
+    for kind in (AuthFailed, QuotaExceeded, RateLimited):
+        for known in found:
+            if isinstance(known, kind):
+                return known
+    if found and not any(isinstance(known, NoCapacity) for known in found):
+        return found[0]
+    codes = ", ".join(sorted({known.code for known in found})) or "no machine"
+    return NoCapacity(f"none of {len(offers)} offers can be had: {codes}", provider=NAME, code=codes)
+
+
+def _of_one(request: LaunchRequest, offers: Sequence[Offer], error: Any) -> ProviderError:
+    """One override's error, of the offer that it was made for where it names that."""
+    chosen = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
+    kind = chosen.get("InstanceType", "")
+    offer = next((one for one in offers if one.instance_type == kind and _there(one, chosen)), request.offer)
+    told = {"Error": {"Code": error.get("ErrorCode", ""), "Message": error.get("ErrorMessage", "")}}
+    known = refused(told, creating=False, offer=offer, region=offer.region)
+    if isinstance(known, InvalidRequest) and known.code.startswith("InvalidAMIID") and request.image is None:
+        # Ours was replaced since the offer was made: that is no fault of the task's.
+        return ProviderError(known.message, provider=NAME, code=known.code)
+    return known
 
 
 def _there(offer: Offer, chosen: Any) -> bool:

@@ -41,7 +41,7 @@ def notice() -> dict[str, Any] | None:
     data = json.loads(answer)
     if not isinstance(data, dict):
         raise ValueError(f"a notice that is none: {answer[:100]}")  # noqa: TRY004 - see above
-    return {"at": time.time(), "ends_at": _moment(data.get("time")), "kind": data.get("action", "terminate")}
+    return {"at": time.time(), "ends_at": _moment(data.get("time")), "kind": str(data.get("action") or "terminate")}
 
 
 def _moment(text: Any) -> float | None:

@@ -21,16 +21,25 @@ DLAMI = "/aws/service/deeplearning/ami/{arch}/base-{driver}-nvidia-driver-gpu-{s
 ECS = "/aws/service/ecs/optimized-ami/amazon-linux-2023{arch}/recommended/image_id"
 SYSTEMS = ("ubuntu-24.04", "ubuntu-22.04", "amazon-linux-2023")  # the first that there is
 ROOT = "/dev/sda1"
+LINUX = "Linux/UNIX"
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """root: its root disk's device name; minimum: GiB that this disk has at least."""
+    """root: its root disk's device name; minimum: GiB that this disk has at least. billed: the system that is paid."""
 
     id: str
     root: str
     minimum: float
     arch: str = "x86_64"
+    billed: str = LINUX
+
+    @property
+    def unpriced(self) -> str:
+        """Why what its machines cost is not known here; empty where it is."""
+        if self.billed in (LINUX, "Red Hat BYOL Linux"):
+            return ""
+        return f"{self.id} is billed as {self.billed}, whose prices are not looked up: take an image of {LINUX}"
 
 
 CPU_PARAMETERS = (ECS.format(arch=""), ECS.format(arch="/arm64"))
@@ -109,4 +118,5 @@ def _read(raw: Any) -> Image:
         for mapping in raw.get("BlockDeviceMappings") or ()
         if mapping.get("DeviceName") == root and mapping.get("Ebs")
     ]
-    return Image(raw["ImageId"], root, max(sizes, default=0.0), raw.get("Architecture") or "x86_64")
+    arch, billed = raw.get("Architecture") or "x86_64", raw.get("PlatformDetails") or LINUX
+    return Image(raw["ImageId"], root, max(sizes, default=0.0), arch, billed)

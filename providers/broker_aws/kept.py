@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 HOUR, DAY = 3600.0, 86_400.0
+EMPTY = 60.0  # seconds for which "nothing" is kept: as often as not something is wrong there
 
 
 class Kept:
@@ -50,7 +51,7 @@ class Kept:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             # A clock that was set back must not keep what is old for as long as it went.
-            fresh = 0 <= self._now() - data["at"] <= age and "value" in data
+            fresh = 0 <= self._now() - data["at"] <= (age if data["value"] else min(age, EMPTY))
         except (OSError, ValueError, TypeError, KeyError):
             return None
         return data if fresh else None

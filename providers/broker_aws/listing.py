@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from broker.errors import NotFound, ProviderUnavailable
+from broker.errors import AuthFailed, InvalidRequest, NotFound, ProviderUnavailable
 from broker.offer import Market
 from broker.provider import TAG_INSTALLATION, Cause, Instance, Notice, State
 from broker_aws.account import Account
 from broker_aws.launching import ENDED, foreign_tags, hourly_of
 from broker_aws.offers import NOTICE
 from broker_aws.paging import pages
-from broker_aws.refusals import NAME, translated
+from broker_aws.refusals import DENIED, NAME, translated
 
 STATES = {
     "pending": State.PENDING,
@@ -37,11 +37,11 @@ def listed(account: Account, region: str) -> list[Instance]:
     """One region's machines: one call and its pages, and one more for notices where a spot machine runs.
 
     No id is asked for, so that a machine which EC2 does not know yet is only missing; should EC2 speak of one
-    nevertheless, the list is unknown, and not empty.
+    nevertheless, or refuse a token of its own, the list is unknown, and not empty.
     """
     try:
         return _listed(account, region)
-    except NotFound as error:
+    except (NotFound, InvalidRequest) as error:
         raise ProviderUnavailable(error.message, provider=NAME, code=error.code) from error
 
 
@@ -54,10 +54,21 @@ def _listed(account: Account, region: str) -> list[Instance]:
             for reservation in pages(client.describe_instances, "Reservations", **wish)
             for raw in reservation["Instances"]
         ]
-        if any(one.market is Market.SPOT and one.alive for one in found):
-            notices = noticed(client, [{"Name": "status-code", "Values": list(MARKED)}])
-            found = [replace(one, notice=notices.get(one.id)) if one.alive else one for one in found]
+    if any(one.market is Market.SPOT and one.alive for one in found):
+        notices = _notices(client, region)
+        found = [replace(one, notice=notices.get(one.id)) if one.alive else one for one in found]
     return found
+
+
+def _notices(client: Any, region: str) -> dict[str, Notice]:
+    """None where this account may not ask: the machines stand all the same, and their guests see the notices."""
+    try:
+        with translated(region=region):
+            return noticed(client, [{"Name": "status-code", "Values": list(MARKED)}])
+    except AuthFailed as error:
+        if error.code not in DENIED:
+            raise
+        return {}
 
 
 def noticed(client: Any, filters: Iterable[Mapping[str, Any]]) -> dict[str, Notice]:

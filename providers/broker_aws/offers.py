@@ -24,6 +24,8 @@ from broker_aws.zones import Zone, Zones
 NOTICE = 120.0  # seconds between a spot machine's notice and its end
 # No default VPC reaches into local zones (AWS Local Zones, "Default subnets").
 NO_SUBNET = "a local zone needs a subnet of its own: name one in [providers.aws] subnets"
+# AWS China is billed by others in yuan, and has a price list of its own (Amazon Web Services in China, "Pricing").
+NO_YUAN = "{} has its prices in CNY, and everything here is reckoned in USD: nothing is rented there"
 USAGE = {Market.SPOT: "spot", Market.ON_DEMAND: "on-demand"}
 
 
@@ -91,6 +93,8 @@ class Catalogue:
 
     def _region(self, name: str, query: OfferQuery) -> Region:
         """One region's facts; only what everything hangs on is raised."""
+        if name.startswith("cn-"):
+            raise ProviderError(NO_YUAN.format(name), provider=NAME, code="CNY", fix="set regions in [providers.aws]")
         pool = self.types.pool(name, query)
         machines = {machine.name: machine for machine in pool if machine.fits(query)}
         region = Region(name, machines)
@@ -201,6 +205,6 @@ def _composed(region: Region, query: OfferQuery, bands: Mapping[str, int], now: 
                 interruption=per_hour(band) if market is Market.SPOT and band is not None else None,
                 notice=NOTICE if market is Market.SPOT else None,
                 fetched_at=now,
-                blocked=NO_SUBNET if zone.group and not zone.subnet else "",
+                blocked=NO_SUBNET if zone.group and not zone.subnet else image.unpriced if image else "",
                 extra={key: value for key, value in known.items() if value not in (None, "")},
             )

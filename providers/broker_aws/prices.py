@@ -56,9 +56,10 @@ def spot(
             for row in pages(ask, "SpotPriceHistory", **wish):
                 if row.get("ProductDescription") not in LINUX:
                     continue
-                price, at = _positive(row.get("SpotPrice")), row["Timestamp"].timestamp()
-                pool = (row["InstanceType"], row["AvailabilityZone"])
-                if price and (pool not in found or at > found[pool].at):
+                price, since = _positive(row.get("SpotPrice")), row.get("Timestamp")
+                pool = (row.get("InstanceType", ""), row.get("AvailabilityZone", ""))
+                at = since.timestamp() if since else 0.0
+                if price and all(pool) and (pool not in found or at > found[pool].at):
                     found[pool] = SpotPrice(price, at)
     except ProviderError as error:
         return found, error

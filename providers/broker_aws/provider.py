@@ -16,8 +16,10 @@ from broker_aws.account import Account
 from broker_aws.kept import Kept
 from broker_aws.launching import ENDED, USER_DATA
 from broker_aws.offers import NOTICE, Catalogue
-from broker_aws.refusals import NAME, translated
+from broker_aws.refusals import DENIED, NAME, translated
 from broker_aws.shell import shell
+
+LAUNCHED = "launched-in-"
 
 
 class AwsProvider:
@@ -85,6 +87,11 @@ class AwsProvider:
         self._note(request.offer.region)
         try:
             return fleet.launch_any(self.account, self.catalogue.images, self.settings, request, offers)
+        except AuthFailed as error:
+            if error.code not in DENIED:
+                raise
+            # Whoever may not make a fleet may rent the best of the offers all the same; nothing was made so far.
+            return self.launch(request)
         except InvalidRequest as error:
             if not error.code.startswith("Idempotent"):
                 raise
@@ -96,7 +103,10 @@ class AwsProvider:
         A region that refuses the credentials is left out where nothing was ever launched from this installation, as
         organisations bar regions; any other failure is raised.
         """
-        answers, failures = self.account.each(self.catalogue.zones.enabled(), lambda r: listing.listed(self.account, r))
+        zones = self.catalogue.zones
+        # A region where something was launched is asked also when a list of regions leaves it out.
+        regions = {*zones.enabled(), *(self._launched_in() - zones.all_regions().keys())}
+        answers, failures = self.account.each(sorted(regions), lambda region: listing.listed(self.account, region))
         for region, error in failures.items():
             if not isinstance(error, AuthFailed) or not answers or self._noted(region):
                 raise error
@@ -154,7 +164,10 @@ class AwsProvider:
     def _note(self, region: str) -> None:
         """Before anything is launched in a region: from now on its silence counts."""
         self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.state / f"launched-in-{region}").touch()
+        (self.state / f"{LAUNCHED}{region}").touch()
 
     def _noted(self, region: str) -> bool:
-        return (self.state / f"launched-in-{region}").exists()
+        return (self.state / f"{LAUNCHED}{region}").exists()
+
+    def _launched_in(self) -> set[str]:
+        return {path.name.removeprefix(LAUNCHED) for path in self.state.glob(f"{LAUNCHED}*")}

@@ -74,7 +74,17 @@ FIXES = {
     "InvalidAMIID.NotFound": "an AMI belongs to one region and may need to be shared with this account",
     "InvalidSubnetID.NotFound": "see [providers.aws] subnets",
     "InvalidGroup.NotFound": "see [providers.aws] security_groups",
+    "OperationNotPermitted": "where it is protected from its end: aws ec2 modify-instance-attribute --region REGION "
+    "--instance-id ID --no-disable-api-termination",
 }
+# An image of the AWS Marketplace is refused by the code of a region that is not enabled.
+TERMS = re.compile(r"marketplace|accept (the )?terms", re.IGNORECASE)
+CLOCK = re.compile(r"not yet current|signature expired|is now (earlier|later) than|skew", re.IGNORECASE)
+SET_CLOCK = "set this computer's clock: AWS refuses what is signed more than a few minutes off"
+# What a type cannot do, told as a wrong parameter: another type may be right.
+OF_THE_TYPE = re.compile(
+    r"instance type|architecture|boot mode|virtualization|\bENA\b|NVMe|not supported", re.IGNORECASE
+)
 TOO_SMALL = re.compile(r"smaller than snapshot.*?(\d+)\s*GB", re.IGNORECASE)
 
 
@@ -113,6 +123,9 @@ def translate(
         return AuthFailed(text, provider=NAME, code=code, fix="see ~/.aws/config and AWS_PROFILE")
     if isinstance(error, sdk.BotoCoreError) and re.search(r"Credential|Token|SSO|Login|Refresh", code):
         return AuthFailed(f"no AWS credentials: {text}", provider=NAME, code=code, fix=HOW_TO_LOG_IN)
+    if isinstance(error, EOFError):  # the SDK asks for it at a terminal, and there is none
+        fix = "log in where you can be asked, such as by `aws sso login`, or take a profile without mfa_serial"
+        return AuthFailed("no AWS credentials: a code of an MFA device is wanted", provider=NAME, code="MFA", fix=fix)
     if isinstance(error, sdk.ParamValidationError):
         return InvalidRequest(text, provider=NAME, code=code)
     return None
@@ -130,6 +143,8 @@ def refused(response: Any, *, creating: bool, offer: Offer | None, region: str) 
         "fix": FIXES.get(code, "").replace("REGION", region).replace("ZONE", offer.zone if offer else "ZONE"),
     }
     elsewhere = (code == "MissingInput" and "subnet" in message) or "invalid availability zone" in message.lower()
+    if code == "OptInRequired" and TERMS.search(message):
+        return InvalidRequest(text, **{**known, "fix": "accept the image's terms at the address that AWS names"})
     if CAPACITY.fullmatch(code) or code in NOT_HERE or elsewhere:
         return NoCapacity(text, **known)
     if RATE.fullmatch(code):
@@ -146,6 +161,8 @@ def refused(response: Any, *, creating: bool, offer: Offer | None, region: str) 
     if code.startswith(("Invalid", "Missing", "Malformed", "Idempotent", "UnknownParameter", "Validation")):
         if small := TOO_SMALL.search(message):
             known["fix"] = f"set disk_size: {small[1]} in the task's resources: the machine's image needs as much"
+        elif code.startswith("InvalidParameter") and OF_THE_TYPE.search(message):
+            return ProviderError(text, **known)
         return InvalidRequest(text, **known)
     return ProviderError(text, **known)
 
@@ -157,6 +174,8 @@ def _denied(code: str, message: str, text: str, offer: Offer | None) -> Provider
         return QuotaExceeded(text, scope=f"{NAME}/{offer.region}", provider=NAME, code=code, fix=fix)
     if code in FIXES:
         fix = FIXES[code]
+    elif CLOCK.search(message):
+        fix = SET_CLOCK
     elif code in EXPIRED:
         fix = "log in again (`aws sso login`); if that does not help, set this computer's clock"
     elif code in DENIED:
@@ -167,12 +186,12 @@ def _denied(code: str, message: str, text: str, offer: Offer | None) -> Provider
 
 
 def _limited(code: str, text: str, offer: Offer | None, region: str, fix: str) -> QuotaExceeded:
-    """A quota is regional, and of one market; another limit closes the region."""
+    """A quota is regional, of one market and of some types; another limit closes the region."""
     scope = f"{NAME}/{region}" if region else NAME
     if offer is not None and MACHINES.fullmatch(code):
         market = Market.SPOT if "Spot" in code else offer.market
-        scope += f"/{market}"
         quota = quotas.of(offer.instance_type, market)
+        scope += f"/*/{quota.types}/{market}"
         fix = f"ask for {offer.cpus:g} vCPUs or more of “{quota.name}” in {region}: {quotas.page(region, quota.code)}"
     return QuotaExceeded(text, scope=scope, provider=NAME, code=code, fix=fix)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.errors import ProviderError, QuotaExceeded
+from broker.errors import ProviderError, ProviderUnavailable, QuotaExceeded
 from broker.offer import OfferQuery
 from broker_aws.account import Account
 from broker_aws.kept import DAY, HOUR, Kept
@@ -49,12 +49,19 @@ class Zones:
         def fetch() -> dict[str, str]:
             with translated():
                 answer = self.account.client("ec2", self.account.home_region).describe_regions(AllRegions=True)
-            return {one["RegionName"]: one.get("OptInStatus") or OPTED_IN[0] for one in answer["Regions"]}
+            rows = answer.get("Regions") or ()
+            return {one["RegionName"]: one.get("OptInStatus") or OPTED_IN[0] for one in rows}
 
         return self.kept.get("regions", HOUR, fetch)
 
     def enabled(self) -> list[str]:
-        return sorted(region for region, status in self.all_regions().items() if status in OPTED_IN)
+        """Raises as `all_regions`, and ProviderUnavailable for a list without any: every account has some, and where
+        none is asked no machine would be found.
+        """
+        found = sorted(region for region, status in self.all_regions().items() if status in OPTED_IN)
+        if not found:
+            raise ProviderUnavailable("AWS names no region that is enabled", provider=NAME, code="no region")
+        return found
 
     def wanted(self, query: OfferQuery) -> tuple[list[str], dict[str, Exception]]:
         """The enabled regions that a query may name; those that it, or the settings, name in vain."""
@@ -85,8 +92,10 @@ class Zones:
                     one.get("ZoneId") or "",
                     (one.get("GroupName") or "") if one.get("ZoneType") == "local-zone" else "",
                 ]
-                for one in answer["AvailabilityZones"]
-                if one.get("OptInStatus") != "not-opted-in" and one.get("ZoneType") != "wavelength-zone"
+                for one in answer.get("AvailabilityZones") or ()
+                if one.get("OptInStatus") != "not-opted-in"
+                and one.get("ZoneType") != "wavelength-zone"
+                and one.get("State") != "unavailable"
             ]
 
         zones = {

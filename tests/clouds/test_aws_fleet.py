@@ -110,7 +110,7 @@ def test_a_quota_is_a_quota_here_too(aws: Aws, provider: AwsProvider, offers: li
     aws.world.quotas = {("us-east-1", "L-3819A6DF"): 0}
     with pytest.raises(QuotaExceeded) as caught:
         provider.launch_any(request_for(offers[0]), offers)
-    assert caught.value.scope == "aws/us-east-1/spot"
+    assert caught.value.scope == "aws/us-east-1/*/[gv]*/spot"
 
 
 def test_only_spot_offers_of_one_region(aws: Aws, provider: AwsProvider, offers: list[Offer]) -> None:

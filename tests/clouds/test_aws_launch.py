@@ -166,9 +166,9 @@ def test_a_bid_is_the_machines_without_its_disk_and_its_address(aws: Aws, provid
         {"code": "ZoneCapacityExhausted", "class": "capacity"},
         {"code": "ReservationCapacityExceeded", "class": "capacity"},
         {"code": "Server.InsufficientInstanceCapacity", "class": "capacity", "status": 500},
-        {"code": "SpotInstanceCountExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
-        {"code": "SpotVcpuLimitExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
-        {"code": "InstanceQuotaExceeded", "class": "quota", "scope": "aws/us-east-1/spot"},
+        {"code": "SpotInstanceCountExceeded", "class": "quota", "scope": "aws/us-east-1/*/[gv]*/spot"},
+        {"code": "SpotVcpuLimitExceeded", "class": "quota", "scope": "aws/us-east-1/*/[gv]*/spot"},
+        {"code": "InstanceQuotaExceeded", "class": "quota", "scope": "aws/us-east-1/*/[gv]*/spot"},
         {
             "code": "InvalidParameterValue",
             "message": "Invalid availability zone: [us-east-1e]",
@@ -239,7 +239,7 @@ def test_a_quota_closes_its_scope_after_one_call(aws: Aws, tmp_path: Path) -> No
             provider.launch(request_for(offer))
         memory = memory.refused(offer, caught.value, now)
         if offer.market is Market.SPOT:
-            assert caught.value.scope == "aws/us-east-1/spot"
+            assert caught.value.scope == "aws/us-east-1/*/[gv]*/spot"
             assert "All G and VT Spot Instance Requests" in caught.value.fix
             assert "servicequotas" in caught.value.fix
             aws.world.faults.clear()
@@ -255,7 +255,7 @@ def test_quotas_are_those_of_the_account(aws: Aws, provider: AwsProvider) -> Non
         provider.launch(request_for(spot_offer(provider)))
     with pytest.raises(QuotaExceeded, match="VcpuLimitExceeded") as caught:
         provider.launch(request_for(on_demand_offer(provider)))
-    assert caught.value.scope == "aws/us-east-1/on_demand"
+    assert caught.value.scope == "aws/us-east-1/*/[gv]*/on_demand"
     assert rented(aws) == 1
 
 

@@ -305,6 +305,10 @@ def test_which_providers_a_pattern_may_name() -> None:
         ("aws/r1/on_demand", False),
         ("aws/r", False),
         ("gcp", False),
+        ("aws/r1/*/cpu*/spot", True),
+        ("aws/r1/*/[a-c]*/spot", True),
+        ("aws/r1/*/[d-z]*/spot", False),
+        ("aws/r1/*/cpu*/on_demand", False),
     ],
 )
 def test_scopes_are_whole_segments(scope: str, inside: bool) -> None:

@@ -81,7 +81,7 @@ def _refusal(world: Ec2, request: Request, form: dict[str, str]) -> Answer | Non
     if form.get("SubnetId") in world.full_subnets:
         text = f"The specified subnet does not have enough free addresses: {form['SubnetId']}"
         return ec2_error("InsufficientFreeAddressesInSubnet", text)
-    if (problem := _over_quota(world, request.region, type_, raw, spot)) is not None:
+    if (problem := _barred(world, request.region, type_, raw, spot)) is not None:
         return problem
     price = world.spot_now(request.region, zone, type_) if spot else None
     bid = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
@@ -131,7 +131,10 @@ def _bad_profile(world: Ec2, form: dict[str, str]) -> Answer | None:
     return None
 
 
-def _over_quota(world: Ec2, region: str, type_: str, raw: Any, spot: bool) -> Answer | None:
+def _barred(world: Ec2, region: str, type_: str, raw: Any, spot: bool) -> Answer | None:
+    """What a test, or a quota, has against the type."""
+    if type_ in world.refused:
+        return ec2_error(*world.refused[type_])
     for code, _, lifecycle, pattern in QUOTAS:
         if (lifecycle == "spot") is not spot or not re.match(pattern, type_):
             continue
@@ -243,6 +246,9 @@ def create_fleet(world: Ec2, moto: App, request: Request) -> Answer:
             if known[0] != form:
                 return ec2_error("IdempotentParameterMismatch", "The request uses the token of another one.")
             return known[1]
+        if world.template_lag:
+            world.template_lag -= 1
+            return ec2_error("InvalidLaunchTemplateName.NotFoundException", "The specified launch template, …")
         answer = _fleet(world, moto, request)
         world.fleets[request.region, token] = (form, answer)
         while world.fleet_made:
@@ -299,7 +305,9 @@ def _fleet(world: Ec2, moto: App, request: Request) -> Answer:
             }
             return ec2("CreateFleet", element("fleetId", "fleet-1") + element("fleetInstanceSet", [group]))
         code, message = (re.findall(rb"<%s>([^<]*)<" % tag, refusal.body)[0].decode() for tag in (b"Code", b"Message"))
-        errors.append({"errorCode": code, "errorMessage": message, "lifecycle": "spot"})
+        chosen = {name[0].lower() + name[1:]: value for name, value in override.items()}
+        of = {"launchTemplateAndOverrides": {"overrides": chosen}}
+        errors.append({**of, "lifecycle": "spot", "errorCode": code, "errorMessage": message})
     return ec2("CreateFleet", element("fleetId", "fleet-1") + element("errorSet", errors))
 
 

@@ -15,6 +15,8 @@ from clouds.aws.wire import Answer, Request, as_json, ec2, ec2_error, element, j
 def describe_regions(world: Ec2, request: Request) -> Answer:
     rows = []
     for region in (*OPEN, *CLOSED):
+        if region in world.unlisted:
+            continue
         on = region in world.enabled
         status = ("opt-in-not-required" if region in OPEN else "opted-in") if on else "not-opted-in"
         if on or request.form.get("AllRegions") == "true":
@@ -26,7 +28,7 @@ def describe_availability_zones(world: Ec2, request: Request) -> Answer:
     rows = [
         {
             "zoneName": zone.name,
-            "zoneState": "available",
+            "zoneState": zone.state,
             "regionName": request.region,
             "zoneId": zone.id,
             "zoneType": zone.kind,
@@ -136,6 +138,7 @@ def describe_images(world: Ec2, request: Request) -> Answer:
             "imageState": "available",
             "architecture": known[ami].arch,
             "imageType": "machine",
+            "platformDetails": known[ami].billed,
             "rootDeviceType": "ebs",
             "rootDeviceName": known[ami].root,
             "blockDeviceMapping": [

@@ -31,7 +31,7 @@ OPEN = [
     "us-west-1",
     "us-west-2",
 ]
-CLOSED = ("ap-southeast-3", "me-south-1")
+CLOSED = ("ap-southeast-3", "me-south-1", "cn-north-1")
 SPOT_SHARE = 0.3
 DISK_MONTH = {"us-east-1": 0.08, "us-west-2": 0.08, "sa-east-1": 0.152}
 USUAL_DISK_MONTH = 0.088
@@ -70,6 +70,7 @@ class ZoneRow:
     kind: str = "availability-zone"
     group: str = ""
     status: str = "opt-in-not-required"
+    state: str = "available"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Ami:
     root: str
     size: int
     arch: str
+    billed: str = "Linux/UNIX"
 
 
 @dataclass(slots=True)
@@ -120,6 +122,8 @@ class Ec2:
     profile_keys: gives a machine with a profile its keys, as its metadata service tells them, for its role's policy.
     profile_lag: seconds until EC2 hears of a fresh profile.
     fleet_made: what happens, once, between a fleet's machine and its answer.
+    refused: instance type → code and message of its launches. unlisted: regions that the list of them leaves out.
+    template_lag: calls for which a fresh launch template is not known yet.
     clock: seconds by which EC2's is ahead of this computer's. loose_history: the price history heeds neither times
     nor products.
     """
@@ -137,6 +141,9 @@ class Ec2:
     advisor: dict[str, Any] = field(default_factory=dict)
     no_capacity: set[str] = field(default_factory=set)
     full_subnets: set[str] = field(default_factory=set)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
+    template_lag: int = 0
     no_images: set[str] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
     empty_page_first: bool = False
