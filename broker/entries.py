@@ -117,7 +117,7 @@ def _steps_below(folder: Path, names: dict[str, bool], levels: int) -> bool:
 
 
 def _is_checkpoint(name: str, is_dir: bool) -> bool:
-    """Does the name carry a step or an epoch for certain? `model_1.safetensors` and `state_0.pt` may be parts of one checkpoint."""
+    """Does the name carry a step or an epoch for certain? `model_1.safetensors` may be a part of one checkpoint."""
     if name.startswith(".") or (not is_dir and os.path.splitext(name)[1].lower() in BESIDE):  # noqa: PTH122 - a name
         return False
     return any(pattern.search(name) for pattern in (*SURE, EPOCH)) or (is_dir and NUMBER.match(name) is not None)
