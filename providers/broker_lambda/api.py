@@ -49,10 +49,25 @@ class Api:
         return self._data(self._rest.call("GET", path, lane="request"))
 
     def instances(self) -> list[Mapping[str, Any]]:
-        """GET /instances. An answer without a list is no answer, or it would read as nothing there."""
-        found = self.get("/instances")
-        if not isinstance(found, list):
-            raise self._rest.silent(f"a list came as {type(found).__name__}", "no list")
+        """GET /instances: every machine of the account."""
+        return self._listed("/instances")
+
+    def ssh_keys(self) -> list[str]:
+        """GET /ssh-keys: their names."""
+        return [str(key.get("name")) for key in self._listed("/ssh-keys")]
+
+    def types(self) -> Mapping[str, Any]:
+        """GET /instance-types: by name."""
+        found = self.get("/instance-types")
+        if not isinstance(found, Mapping):
+            raise self._rest.silent(f"the types came as {type(found).__name__}", "no types")
+        return found
+
+    def _listed(self, path: str) -> list[Mapping[str, Any]]:
+        """An answer without a list is no answer, or it would read as nothing there."""
+        found = self.get(path)
+        if not isinstance(found, list) or not all(isinstance(row, Mapping) for row in found):
+            raise self._rest.silent(f"{path} came as {str(found)[:200]}", "no list")
         return found
 
     def post(self, path: str, body: Mapping[str, Any], *, creating: bool = False) -> Any:

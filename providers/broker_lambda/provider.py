@@ -49,7 +49,7 @@ class LambdaProvider:
             return []
         if self.key is None and not query.gpu:
             return []  # without a key nobody waits for its few machines without cards
-        return list(machines.offers(self.api.get("/instance-types"), query, time.time()))
+        return list(machines.offers(self.api.types(), query, time.time()))
 
     def launch(self, request: LaunchRequest) -> Instance:
         """Launch the machine, its tags with it. No token: the same request again is another machine.
@@ -126,7 +126,7 @@ class LambdaProvider:
         if self.key is None:
             return [Finding("key", ok=False, found="there is none", fix=HOW_TO_KEY)]
         found = [Finding("key", ok=True, found=f"from {self.key.source}")]
-        found.append(self._finding("instances", lambda: f"{len(self.api.get('/instances'))} listed"))
+        found.append(self._finding("instances", lambda: f"{len(self.api.instances())} listed"))
         found.append(self._finding("ssh key", self._told_ssh_key))
         nothing = "nothing ends a machine but a live broker: keep one running (`broker up`)"
         return [*found, Finding("end of machines", ok=True, found=nothing)]
@@ -135,7 +135,7 @@ class LambdaProvider:
         """Exactly one must be named. Ours is made at first need; nobody keeps its private half, so nobody logs in."""
         if self.settings.ssh_key:
             return self.settings.ssh_key
-        if SSH_KEY not in {key["name"] for key in self.api.get("/ssh-keys")}:
+        if SSH_KEY not in self.api.ssh_keys():
             try:
                 self.api.post("/ssh-keys", {"name": SSH_KEY, "public_key": _public_key()})
             except InvalidRequest as error:
@@ -156,7 +156,7 @@ class LambdaProvider:
             return Finding(what, ok=False, found=error.message, fix=error.fix)
 
     def _told_ssh_key(self) -> str:
-        names = [key["name"] for key in self.api.get("/ssh-keys")]
+        names = self.api.ssh_keys()
         wanted = self.settings.ssh_key or SSH_KEY
         if wanted not in names and self.settings.ssh_key:
             raise InvalidRequest(

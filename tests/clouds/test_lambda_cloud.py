@@ -133,15 +133,19 @@ def test_a_price_of_zero_is_no_offer(cloud: Lambda, provider: LambdaProvider) ->
         {"specs": {"vcpus": None, "memory_gib": 200, "storage_gib": 1400, "gpus": 1}},
         {"specs": {"vcpus": 30, "memory_gib": 200, "storage_gib": 1400, "gpus": None}},
         {"gpu_description": None},
+        {"price_cents_per_hour": True},
+        {"price_cents_per_hour": float("inf")},
+        {"specs": None},
     ],
 )
 def test_a_type_that_lacks_something_takes_no_other_with_it(odd: dict[str, Any]) -> None:
     """Against Lambda's own file, so that the stand-in would not say it."""
     whole, there = kind("gpu_1x_a10", "A10 (24 GB PCIe)", 75, 1), [{"name": "us-east-1", "description": "Virginia"}]
-    types = {
+    types: dict[str, Any] = {
         name: {"instance_type": one, "regions_with_capacity_available": there}
         for name, one in (("odd", {**whole, **odd}), ("whole", whole))
     }
+    types |= {"none": None, "empty": {}, "nameless": {**types["whole"], "regions_with_capacity_available": [None, {}]}}
     assert [offer.instance_type for offer in machines.offers(types, A10, 0.0)] == ["whole"]
 
 
@@ -421,6 +425,40 @@ def test_every_status_has_a_meaning(
     assert (found.state, found.cause) == (state, cause)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"instance_type": None},
+        {"instance_type": {"name": "gpu_1x_a10", "price_cents_per_hour": "a lot"}},
+        {"instance_type": {"name": "gpu_1x_a10", "price_cents_per_hour": -75}},
+        {"region": None},
+        {"status": None},
+        {"tags": [{"key": "k"}, None]},
+    ],
+)
+def test_what_a_row_lacks_hides_no_machine(
+    provider: LambdaProvider, cloud: Lambda, offer: Offer, odd: dict[str, Any]
+) -> None:
+    """Neither ours, which costs money whatever its row says, nor ours beside somebody's odd one."""
+    instance = provider.launch(request_for(offer))
+    row = cloud.rented[instance.id].shown()
+    told = {**odd, "tags": [*odd["tags"], *row["tags"]]} if "tags" in odd else odd
+    stranger = {"id": "f" * 32, **{key: value for key, value in odd.items() if key != "instance_type"}}
+    cloud.faults.add("instances", Answer(200, {"data": [stranger, {**row, **told}]}))
+    (found,) = provider.instances()
+    assert (found.id, found.tags) == (instance.id, instance.tags)
+    assert found.hourly == (0.0 if "instance_type" in odd else 0.75)
+
+
+def test_a_tag_of_ours_that_lambda_cannot_hold_is_not_left_out(
+    provider: LambdaProvider, cloud: Lambda, offer: Offer
+) -> None:
+    """Nobody would find that machine again."""
+    with pytest.raises(InvalidRequest, match="spotbroker-job of 129"):
+        provider.launch(request_for(offer, job="j" * 129))
+    assert not launches(cloud)
+
+
 def test_machines_of_others_are_none_of_ours(cloud: Lambda, provider: LambdaProvider, offer: Offer) -> None:
     instance = provider.launch(request_for(offer))
     cloud.rented[instance.id].body["tags"] = [{"key": "key1", "value": "value1"}]
@@ -447,11 +485,25 @@ def test_an_answer_that_names_no_machine_may_have_made_one(
         wrap(provider).launch(request_for(offer))
 
 
-@pytest.mark.parametrize("body", [None, {}, [], {"data": None}, {"data": {}}])
-def test_a_list_without_a_list_shows_no_machine_gone(cloud: Lambda, provider: LambdaProvider, body: Any) -> None:
-    cloud.faults.add("instances", Answer(200, body))
+@pytest.mark.parametrize("body", [None, {}, [], {"data": None}, {"data": {}}, {"data": [None]}])
+def test_a_list_without_a_list_shows_no_machine_gone(
+    cloud: Lambda, provider: LambdaProvider, offer: Offer, body: Any
+) -> None:
+    cloud.faults.add("instances", Answer(200, body), times=2)
     with pytest.raises(ProviderUnavailable):
         provider.instances()
+    cloud.faults.add("/api/v1/ssh-keys", Answer(200, body), times=2)
+    assert [finding.what for finding in provider.check() if not finding.ok] == ["instances", "ssh key"]
+    with pytest.raises(ProviderUnavailable):  # and nothing can have been made
+        wrap(provider).launch(request_for(offer))
+    assert not launches(cloud)
+
+
+@pytest.mark.parametrize("body", [None, {}, {"data": None}, {"data": []}])
+def test_types_that_do_not_come_are_no_empty_market(cloud: Lambda, provider: LambdaProvider, body: Any) -> None:
+    cloud.faults.add("offers", Answer(200, body))
+    with pytest.raises(ProviderUnavailable):
+        provider.offers(A10)
 
 
 # The rest

@@ -22,11 +22,12 @@ PER_PERIOD = {"POST /api/v0/bundles/": (10, 60.0)}  # calls in so many seconds, 
 
 @dataclass
 class Limits:
-    """scale: multiplies every time; 0 for no limits. form: how a refusal is worded. retry_after: send that header."""
+    """scale: multiplies every time; 0 for no limits. form: how a refusal is worded. retry_after: the least
+    that header says, in seconds; None sends none."""
 
     scale: float = 1.0
     form: str = "text"
-    retry_after: bool = False
+    retry_after: int | None = None
     refused: int = 0
     _last: dict[tuple[str, str], float] = field(default_factory=dict)
     _barred: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Limits:
             if wait <= 0:
                 return None
             self.refused += 1
-            headers = {"Retry-After": str(max(1, round(wait)))} if self.retry_after else {}
+            headers = {"Retry-After": str(max(self.retry_after, round(wait)))} if self.retry_after else {}
             named = f"endpoint threshold={threshold}"
             if self.form == "text":
                 return headers, "text/plain", b"API requests too frequent"
