@@ -35,7 +35,7 @@ from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
 from broker.messages import Messages
 from broker.policy.budget import STRAY
 from broker.state import JobState, NewerVersion, Outcome
-from broker.store import ENDED, database_url, open_store
+from broker.store import ENDED, JobRow, database_url, open_store
 from broker.sweep import sweep
 from broker.watch import Watcher, watch
 from broker.world import World
@@ -105,6 +105,7 @@ class Engine:
         self._life: threading.Thread | None = None
         self._observer: threading.Thread | None = None
         self.closing = False
+        self._beginning = threading.Lock()
         self._busy = 0
         self._idle = threading.Condition()
 
@@ -213,10 +214,11 @@ class Engine:
 
     def drive(self, job: str) -> None:
         """Take a job that nobody drives and start it here."""
-        if self.world.store.claim(job, self.executor_id):
-            # In a thread: DBOS refuses to be asked where a loop runs, as in a notebook's cell.
-            with ThreadPoolExecutor(1, thread_name_prefix="spotbroker begin") as thread:
-                thread.submit(lambda: self._begin(job, self._runs(job))).result()
+        with self._beginning:
+            if self.world.store.claim(job, self.executor_id):
+                # In a thread: DBOS refuses to be asked where a loop runs, as in a notebook's cell.
+                with ThreadPoolExecutor(1, thread_name_prefix="spotbroker begin") as thread:
+                    thread.submit(lambda: self._begin(job, self._runs(job))).result()
 
     def _runs(self, job: str) -> list[Any]:
         """The workflows that the job has had, oldest first."""
@@ -280,26 +282,27 @@ class Engine:
     def _restart_lost(self) -> list[str]:
         """Start the jobs that have not ended and have no workflow that could end them.
 
-        A broker that died between claiming a job and starting it leaves a claim without a workflow; a workflow that has
-        ended before its job, by whatever fault, is followed by another from the state that was last shown.
+        A broker that died between claiming a job and starting it, or could not start it, leaves a claim without a
+        workflow; a workflow that has ended before its job, by whatever fault, is followed by another from the state
+        that was last shown.
         """
-        restarted: list[str] = []
-        for row in self.world.store.jobs(active=True):
-            holder = row.claimed_by
-            if not holder:
-                continue
-            runs = self._runs(row.id)
-            if any(status.status in GOING for status in runs):
-                continue
-            # A holder that lives may be about to start it, unless the workflow that it did start has ended.
-            fresh = not runs or row.state is None or row.state["phase"] == "pick"
-            if fresh and (holder == self.executor_id or not lock_of(self.config, holder).free()):
-                continue
-            if runs:
-                self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
-            self._begin(row.id, runs)
-            restarted.append(row.id)
-        return restarted
+        with self._beginning:  # so what this broker holds it is not about to start
+            return [row.id for row in self.world.store.jobs(active=True) if row.claimed_by and self._restart(row)]
+
+    def _restart(self, row: JobRow) -> bool:
+        """Start one job that is held and has no workflow, unless its holder may be about to."""
+        runs = self._runs(row.id)
+        if any(status.status in GOING for status in runs) or self.world.store.job(row.id).done:
+            return False
+        holder = row.claimed_by or ""
+        # Another that lives may be about to start it, unless the workflow that it did start has ended.
+        fresh = not runs or row.state is None or row.state["phase"] == "pick"
+        if fresh and holder != self.executor_id and not lock_of(self.config, holder).free():
+            return False
+        if runs:
+            self.world.store.event(row.id, "warning", f"its workflow ended as {runs[-1].status}; started again")
+        self._begin(row.id, runs)
+        return True
 
     def sweep(self) -> list[str]:
         return sweep(self.world)
@@ -414,14 +417,11 @@ def _failed(state: JobState, error: Exception, world: World) -> JobState:
     import traceback
 
     text = f"{state.phase} failed: {type(error).__name__}: {error}"
-    world.store.event(
-        state.job,
-        "warning",
-        text,
-        generation=state.generation,
-        once=text[:200],
-        traceback="".join(traceback.format_exception(error))[-4000:],
-    )
+    story = "".join(traceback.format_exception(error))[-4000:]
+    try:
+        world.store.event(state.job, "warning", text, generation=state.generation, once=text[:200], traceback=story)
+    except Exception as other:  # noqa: BLE001 - it may be the store that failed, and then it fails here too
+        print(f"spotbroker: {state.job}: {text}; nor could that be written down: {other}", file=sys.stderr)  # noqa: T201
     hopeless = isinstance(error, errors.ConfigError) or state.errors >= ERRORS_BEFORE_GIVING_UP
     if hopeless and state.phase == "pick" and state.live is None and state.outcome is None:
         code = error.exit_code if isinstance(error, errors.BrokerError) else 1

@@ -31,8 +31,7 @@ def collect(home: Home, keys: JobKeys, state: JobState, keep: int) -> int:
     Only while some generation has told its parent: before that a guest may rely on a snapshot nobody here knows of.
     Raises HomeError; SnapshotCorrupt where a kept manifest cannot be read, and then nothing is deleted.
     """
-    held = [entry.generation for entry in state.retiring] + ([state.live.generation] if state.live else [])
-    if any(generation not in state.parents for generation in held):
+    if any(placement.generation not in state.parents for placement in state.held):
         return 0
     kept, now = kept_snapshots(home, keys, state, keep), home.time(keys.clock)
     return inheritance.collect(home, keys, now, DAY) + (collect_garbage(home, keys, kept, now) if kept else 0)

@@ -65,6 +65,8 @@ def launch(state: JobState, world: World) -> JobState:
     """Look by tag for this generation, else send its frozen request; never create twice under one generation."""
     placement = world.store.placement(state.job, state.generation)
     request = LaunchRequest.from_json(dict(placement.request))
+    if placement.status == "intent" and world.store.job(state.job).stopping:
+        return _closed(state, request, "stopped by its user before it was sent", world, warn=False)
     provider = world.provider(request.offer.provider)
     write_control(state, world, launching=request)
     try:

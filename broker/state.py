@@ -145,6 +145,11 @@ class JobState:
     parents: Mapping[int, tuple[int, int] | None] = field(default_factory=dict)
     seqs: Mapping[int, int] = field(default_factory=dict)
 
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """The placements that have an instance."""
+        return (*(entry.held for entry in self.retiring), *((self.live,) if self.live is not None else ()))
+
     def to(self, phase: str, **changes: Any) -> JobState:
         return replace(self, phase=phase, **changes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.errors import BrokerError, ConfigError, JobNotFound
 from broker.provider import Instance, State
 from broker.state import JobState
-from broker.watch import held_generations, told
+from broker.watch import told
 from broker.world import World
 
 LATE = 86_400.0
@@ -26,10 +26,15 @@ def owned(instance: Instance, world: World) -> bool:
         state = JobState.from_json(row.state)
     except ConfigError:
         return True  # a newer broker's
-    if instance.generation in held_generations(state) or instance.generation > state.generation:
+    if instance.generation > state.generation:
         return True
+    for held in state.held:
+        if held.generation == instance.generation:
+            return held.instance == instance.id  # a second one of one launch is nobody's
     return any(
-        placement.generation == instance.generation and placement.status in ("intent", "sent", "launched")
+        placement.generation == instance.generation
+        and placement.status in ("intent", "sent", "launched")
+        and placement.instance in (None, instance.id)
         for placement in world.store.placements(instance.job)
     )
 

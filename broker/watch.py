@@ -24,7 +24,7 @@ from broker.provider import Instance
 from broker.reaction import Beat, Limits, Seen, react, wake_at
 from broker.renewals import Renewals
 from broker.restore import read_parent
-from broker.state import JobState
+from broker.state import Held, JobState
 from broker.world import World
 
 WANTS_POLL = 0.5
@@ -39,14 +39,17 @@ HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read on
 
 @dataclass(slots=True)
 class Followed:
-    """What one job follows, and how to wake it. heard: its home has been read well since it is followed."""
+    """What one job follows, by generation, and how to wake it. heard: its home has been read well since then."""
 
     job: str
     home: str
-    generations: Mapping[int, str]
-    launched: Mapping[int, float]
+    held: Mapping[int, Held]
     wake: Callable[[], None]
     heard: bool = False
+
+    @property
+    def providers(self) -> set[str]:
+        return {held.provider for held in self.held.values()}
 
 
 @dataclass(slots=True)
@@ -61,11 +64,11 @@ class HeardBeat:
 
 @dataclass(slots=True)
 class Facts:
-    """The newest facts; guarded by the watcher's lock. shown: placements that a list has shown. good, probed:
-    when a home last answered as it should.
+    """The newest facts; guarded by the watcher's lock. instances: by provider and id. shown: placements that a list has
+    shown. good, probed: when a home last answered as it should.
     """
 
-    instances: dict[str, dict[tuple[str, int], Instance]] = field(default_factory=dict)
+    instances: dict[str, dict[str, Instance]] = field(default_factory=dict)
     absences: dict[tuple[str, int], int] = field(default_factory=dict)
     shown: set[tuple[str, int]] = field(default_factory=set)
     listed: dict[str, float] = field(default_factory=dict)
@@ -102,7 +105,7 @@ class Watcher:
             self.followed[followed.job] = followed
             self._poller("wants", lambda: WANTS_POLL, self._read_wants)
             self._poller("access", lambda: ACCESS_POLL, self._renew_access)
-            for name in set(followed.generations.values()):
+            for name in followed.providers:
                 provider = self.world.provider(name)
                 self._poller(
                     f"provider {name}",
@@ -125,8 +128,7 @@ class Watcher:
         """Do all these jobs wait here, with one good look at what they follow behind them?"""
         with self._lock:
             return all(
-                job in self.followed
-                and all(name in self.facts.listed for name in self.followed[job].generations.values())
+                job in self.followed and all(name in self.facts.listed for name in self.followed[job].providers)
                 for job in jobs
             )
 
@@ -172,7 +174,7 @@ class Watcher:
     @staticmethod
     def _concerns(followed: Followed, name: str) -> bool:
         kind, _, which = name.partition(" ")
-        return which == followed.home if kind == "home" else which in followed.generations.values()
+        return which == followed.home if kind == "home" else which in followed.providers
 
     def _wake(self, jobs: set[str]) -> None:
         with self._lock:
@@ -195,7 +197,7 @@ class Watcher:
             told = {
                 (followed.job, generation): (followed.home, heard.data.get("access_expires"))
                 for followed in self.followed.values()
-                for generation in followed.generations
+                for generation in followed.held
                 if (heard := self.facts.beats.get((followed.job, generation))) is not None
             }
         self._renewals.forget(told.keys())
@@ -204,56 +206,56 @@ class Watcher:
 
     def _list_instances(self, name: str) -> None:
         with self._lock:
-            if not any(name in f.generations.values() for f in self.followed.values()):
+            if not any(name in followed.providers for followed in self.followed.values()):
                 return
         listed = {
-            (instance.job, instance.generation): instance
+            instance.id: instance
             for instance in self.world.provider(name).instances()
             if instance.installation in ("", self.world.installation)
         }
         now = time.time()
         with self._lock:
-            before = self.facts.instances.get(name, {})
-            changed = {key[0] for key, instance in listed.items() if before.get(key) != instance}
-            for followed in self.followed.values():
-                for generation, provider in followed.generations.items():
-                    if provider == name:
-                        changed |= self._absent(followed, generation, listed, now)
+            before, changed = self.facts.instances.get(name, {}), set()
+            concerned = [followed for followed in self.followed.values() if name in followed.providers]
+            for followed in concerned:
+                for held in followed.held.values():
+                    if held.provider == name and (
+                        self._absent(followed.job, held, held.instance in listed, now)
+                        or (held.instance in listed and before.get(held.instance) != listed[held.instance])
+                    ):
+                        changed.add(followed.job)
             self.facts.instances[name] = listed
             self.facts.listed[name] = now
-            concerned = [f.job for f in self.followed.values() if name in f.generations.values()]
         self._wake(changed)
         self.balances.look(
             self.world.provider(name),
             listed.values(),
-            concerned,
+            [followed.job for followed in concerned],
             lambda job, word: self.world.store.event(job, "warning", word),
         )
 
-    def _absent(
-        self, followed: Followed, generation: int, listed: Mapping[tuple[str, int], Instance], now: float
-    ) -> set[str]:
-        """Count good lists that did not show an instance which must be visible by now; two mean it is gone."""
-        key = (followed.job, generation)
-        if key in listed:
+    def _absent(self, job: str, held: Held, listed: bool, now: float) -> bool:
+        """Count a good list without a machine that must be visible by now; is it gone now, by two of them?"""
+        key = (job, held.generation)
+        if listed:
             self.facts.shown.add(key)
             self.facts.absences.pop(key, None)
-            return set()
-        traits = self.world.provider(followed.generations[generation]).traits
+            return False
+        traits = self.world.provider(held.provider).traits
         heard = self.facts.beats.get(key)
         beat = self.world.limits(simulated=traits.simulated).beat
         lag = traits.list_lag + (UNSHOWN_BEATS * beat if heard is None and key not in self.facts.shown else 0.0)
-        if now < followed.launched.get(generation, 0.0) + lag:
-            return set()
+        if now < held.launched_at + lag:
+            return False
         if key not in self.facts.shown and heard is not None and time.monotonic() - heard.changed < 3 * beat:
-            return set()  # it speaks: the list is later than its provider says
+            return False  # it speaks: the list is later than its provider says
         self.facts.absences[key] = self.facts.absences.get(key, 0) + 1
-        return {followed.job} if self.facts.absences[key] == 2 else set()
+        return self.facts.absences[key] == 2
 
     def _read_beats(self, url: str) -> None:
         with self._lock:
             here = [followed for followed in self.followed.values() if followed.home == url]
-            wanted = {(followed.job, generation) for followed in here for generation in followed.generations}
+            wanted = {(followed.job, generation) for followed in here for generation in followed.held}
         if not wanted:
             return
         home = self.world.home(url)
@@ -313,22 +315,20 @@ class Watcher:
 
     def seen(self, state: JobState, home: str) -> Seen:
         """The facts of this moment for one job."""
-        generations = held_generations(state)
         now = time.monotonic()
         with self._lock:
             facts = self.facts
             instances: dict[int, Instance | None] = {}
-            for generation, provider in generations.items():
-                key = (state.job, generation)
-                found = facts.instances.get(provider, {}).get(key)
+            for held in state.held:
+                found = facts.instances.get(held.provider, {}).get(held.instance)
                 if found is not None:
-                    instances[generation] = found
-                elif facts.absences.get(key, 0) >= 2:
-                    instances[generation] = None
+                    instances[held.generation] = found
+                elif facts.absences.get((state.job, held.generation), 0) >= 2:
+                    instances[held.generation] = None
             beats = {
-                generation: Beat(heard.data, now - heard.changed, 0 if blind(heard.data) else heard.reads)
-                for generation in generations
-                if (heard := facts.beats.get((state.job, generation))) is not None
+                held.generation: Beat(heard.data, now - heard.changed, 0 if blind(heard.data) else heard.reads)
+                for held in state.held
+                if (heard := facts.beats.get((state.job, held.generation))) is not None
             }
             probed = now - facts.probed.get(home, float("-inf")) < 60.0
             want = facts.wants.get(state.job)
@@ -347,12 +347,6 @@ def blind(beat: Mapping[str, Any]) -> bool:
     """
     expires = beat.get("access_expires")
     return expires is not None and expires < time.time() < expires + ACCESS_GRACE
-
-
-def held_generations(state: JobState) -> dict[int, str]:
-    """The generations that have an instance, with their providers."""
-    held = [entry.held for entry in state.retiring] + ([state.live] if state.live else [])
-    return {placement.generation: placement.provider for placement in held}
 
 
 def matters(beat: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -419,7 +413,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     row = await asyncio.to_thread(world.store.job, state.job)
-    held = [entry.held for entry in state.retiring] + ([state.live] if state.live else [])
+    held = state.held
     limits = Limits(
         silence=world.limits(simulated=all(h.simulated for h in held)).silence,
         grace=world.limits(simulated=False).grace,
@@ -434,8 +428,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
     followed = Followed(
         job=state.job,
         home=row.home,
-        generations=held_generations(state),
-        launched={h.generation: h.launched_at for h in held},
+        held={placement.generation: placement for placement in held},
         wake=wake,
     )
     from broker.lifecycle import write_control
@@ -479,7 +472,7 @@ def read_home(
 ) -> None:
     """Read from the home what beats cannot tell: the last words of a machine that has ended, and new parents."""
     keys = JobKeys(state.job)
-    for generation in held_generations(state):
+    for generation in (held.generation for held in state.held):
         try:
             home = world.home(url)
             if seen.over(generation) is not None and generation not in finals:

@@ -49,6 +49,44 @@ def test_a_workflow_that_ended_before_its_job_is_followed_by_another(tmp_path: P
     assert any("its workflow ended as ERROR" in event.text for event in job.events())
 
 
+def test_a_store_that_takes_no_writes_for_a_while_ends_no_workflow(tmp_path: Path) -> None:
+    """The phase fails, and so does writing that down; both are tried again by the broker that lives."""
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=60, pause=0.03))
+    full = "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+    with sqlite3.connect(site.config.state / "jobs.db") as database:
+        for table in ("events", "placements"):
+            database.execute(f"CREATE TRIGGER full_{table} BEFORE INSERT ON spotbroker_{table} {full}")
+    with site.up():
+        wait_for(lambda: "nor could that be written down" in site.log.read_text(), "a failed phase", tell=site.stories)
+        with sqlite3.connect(site.config.state / "jobs.db") as database:
+            for table in ("events", "placements"):
+                database.execute(f"DROP TRIGGER full_{table}")
+        site.done(job)
+    site.audit(lost_at_most=LOST)
+    assert not any("its workflow ended" in event.text for event in job.events())
+
+
+HOLDS = """
+import sys
+from broker.config import load
+from broker.engine import running
+from broker.job import get
+
+job = get(sys.argv[1])
+with running(load(), adopts=False) as engine:
+    engine.world.store.claim(job.id, engine.executor_id)
+    job.wait(timeout=50)
+"""
+
+
+def test_a_job_that_its_broker_holds_and_could_not_start_is_started_by_it(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=20, pause=0.03))
+    assert site.python("-c", HOLDS, job.id).wait(timeout=60) == 0, site.log.read_text()
+    site.audit(lost_at_most=LOST)
+
+
 def warned(job: Job, words: str) -> bool:
     return any(event.kind == "warning" and words in event.text for event in job.events())
 

@@ -23,7 +23,7 @@ from broker.state import JobState
 from broker.store import open_store
 from broker.task import Checkpoint, Resources, Task, Work
 from broker.testing.fakecloud import FakeClock, FakeCloud
-from broker.watch import held_generations, note_beat
+from broker.watch import note_beat
 from broker.world import World
 
 START = 1_800_000_000.0
@@ -181,7 +181,7 @@ class Stage:
     def _seen(self, state: JobState) -> Seen:
         now = self.clock()
         listed = {i.generation: i for i in self.world.provider("fake").instances() if i.job == state.job}
-        held = held_generations(state)
+        held = [placement.generation for placement in state.held]
         for guest in self._mine(state.job):
             self._play(state, guest, listed.get(guest.generation), now)
         beats, finals = {}, {}

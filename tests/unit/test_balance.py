@@ -17,6 +17,7 @@ from broker.job import plan, submit
 from broker.offer import OfferQuery
 from broker.policy.decision import Kind
 from broker.provider import TAG_INSTALLATION, Prepaid
+from broker.state import Held
 from broker.store import open_store
 from broker.task import Resources, Task
 from broker.testing import FakeClock, FakeProvider, sample_offers, wait_for
@@ -135,8 +136,10 @@ def test_a_job_whose_money_runs_out_is_told(prepaid: PrepaidProvider, config: Co
         job = submit(Task(run="x", spot="never"), config=config, store=store)
         offer = next(o for o in prepaid.offers(OfferQuery(gpu_count=1)) if o.hourly > 0.5)
         request = request_for(offer, job=job.id)
-        prepaid.launch(replace(request, tags={**request.tags, TAG_INSTALLATION: world.installation}))
-        watcher.follow(Followed(job.id, job.row.home, {1: "fake"}, {1: time.time()}, lambda: None))
+        machine = prepaid.launch(replace(request, tags={**request.tags, TAG_INSTALLATION: world.installation}))
+        now = time.time()
+        held = Held(1, "fake", machine.id, offer.key, offer.hourly, now, now + 60, now + 3600, "max_hours", 1.0)
+        watcher.follow(Followed(job.id, job.row.home, {1: held}, lambda: None))
         assert wait_for(lambda: any(event.kind == "warning" for event in job.events()), 10)
         (event,) = [event for event in job.events() if event.kind == "warning"]
         assert event.text.startswith("fake has $1.00 of prepaid money left, enough for ")

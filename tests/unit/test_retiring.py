@@ -45,3 +45,15 @@ def test_a_stopped_machine_whose_termination_is_refused_does_not_stay_behind(sta
     assert stage.run(job).status == "stopped", stage.story(job)
     assert terminations(stage) == 4
     assert stage.cloud.living() == []
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_stop_before_the_launch_call_rents_nothing(stage: Stage, tmp_path: Path, away: bool) -> None:
+    """Also where the home has gone, without which nothing could be launched, and nothing stopped for ever."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).phase == "launch")
+    if away:
+        stage.world.home(job.row.home).folder.rename(tmp_path / "away")  # type: ignore[union-attr]
+    job.stop()
+    assert stage.run(job).status == "stopped", stage.story(job)
+    assert not stage.cloud.rented

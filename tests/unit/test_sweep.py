@@ -16,7 +16,7 @@ from broker.errors import AuthFailed, InvalidRequest
 from broker.job import Job
 from broker.market import Marketplace
 from broker.offer import Market, Offer
-from broker.provider import Instance, LaunchRequest
+from broker.provider import Instance, LaunchRequest, State
 from broker.sweep import sweep
 from broker.testing import wait_for
 from broker.testing.fakecloud import FakeCloudProvider
@@ -34,6 +34,11 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def warnings(job: Job) -> list[str]:
     return [event.text for event in job.events() if event.kind == "warning"]
+
+
+def followed(stage: Stage, job: Job) -> Followed:
+    held = {placement.generation: placement for placement in stage.state(job).held}
+    return Followed(job.id, job.row.home, held, lambda: None)
 
 
 def lost_launch(stage: Stage) -> Job:
@@ -80,13 +85,34 @@ def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(st
     stage.cloud.script("instances", *[NO_KEY] * 1000)
     watcher = Watcher(stage.world)
     try:
-        watcher.follow(Followed(job.id, job.row.home, {1: "fake"}, {1: stage.clock()}, lambda: None))
+        watcher.follow(followed(stage, job))
         assert wait_for(lambda: bool(warnings(job)), 10.0)
     finally:
         watcher.close()
     (text,) = warnings(job)
     assert "is billed" in text
     assert "broker check fake takes a key" in text
+
+
+def test_a_second_machine_of_one_launch_is_ended_and_is_not_taken_for_the_first(stage: Stage) -> None:
+    """Its provider has made two of one request, and says of one of them only: the other is listed with the same tags,
+    and is taken back soon."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    (first,) = stage.cloud.rented.values()
+    twin = replace(first, id="i-0002", ends=[])
+    stage.cloud.rented[twin.id] = twin
+    assert sweep(stage.world) == ["fake/i-0002"]
+    stage.cloud.take_back("i-0002")
+    watcher = Watcher(stage.world)
+    try:
+        watcher.follow(followed(stage, job))
+        assert wait_for(lambda: watcher.settled({job.id}), 10.0)
+        machine = watcher.seen(stage.state(job), job.row.home).instances[1]
+    finally:
+        watcher.close()
+    assert machine is not None
+    assert (machine.id, machine.state) == ("i-0001", State.RUNNING)
 
 
 @pytest.mark.parametrize("found", [True, False])
