@@ -133,10 +133,10 @@ class Rest:
         creating: something that is paid may come of it, so that no answer is Ambiguous. keyless: needs no key; sent
         with the key where there is one. lane: the budget's lane, the method in small letters by default.
         """
-        import requests
-
         if self.key is None and not keyless:
             raise AuthFailed(f"there is no key for {self.name}", provider=self.name, code="no key", fix=self.how_to_key)
+        import requests
+
         if self.budget is not None:
             self.budget.wait(lane or method.lower())
         headers = {"Accept": "application/json", "User-Agent": "spotbroker"}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,9 @@ T = TypeVar("T")
 SIDE_BY_SIDE = 16  # regions asked at a time
 CONNECT, READ = 5.0, 30.0  # seconds
 DMI = (Path("/sys/class/dmi/id/sys_vendor"), Path("/sys/class/dmi/id/board_vendor"), Path("/sys/hypervisor/uuid"))
+FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
+OLD_FILES = ("~/.boto", "/etc/boto.cfg")
+KEYLESS = re.compile(r"AWS_((DEFAULT_)?REGION|CA_BUNDLE|ENDPOINT_URL\w*|EC2_METADATA_DISABLED|PAGER|DEFAULT_OUTPUT)")
 KEYS = ("env", "explicit", "shared-credentials-file", "config-file", "custom-process")  # where a key tells who it is
 
 
@@ -35,6 +41,8 @@ class Account:
         """The boto3 session. Raises AuthFailed where there are no credentials."""
         with self._lock, translated():
             if self._session is None:
+                if not self.profile and find_spec("boto3") and _nowhere():
+                    raise AuthFailed("there are no AWS credentials", provider=NAME, code="no key", fix=HOW_TO_LOG_IN)
                 import boto3
                 import botocore.session
 
@@ -118,6 +126,24 @@ def _loader(data_path: str | None) -> Any:
     from botocore.loaders import create_loader
 
     return create_loader(data_path)
+
+
+def _nowhere() -> bool:
+    """Is there nothing that credentials could come from? Whoever has no AWS account need not wait for its SDK."""
+    named = {name for name in os.environ if name.startswith("AWS_")} - FILES.keys()
+    if any(KEYLESS.fullmatch(name) is None for name in named) or "BOTO_CONFIG" in os.environ or _on_ec2():
+        return False
+    files = [os.environ.get(name, usual) for name, usual in FILES.items()]
+    return not any(_holds(Path(file).expanduser()) for file in (*files, *OLD_FILES))
+
+
+def _holds(file: Path) -> bool:
+    """May there be anything in it?"""
+    try:
+        found = file.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return str(file) != os.devnull and (found.st_size > 0 or not stat.S_ISREG(found.st_mode))
 
 
 def _on_ec2() -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -365,6 +368,24 @@ def test_without_credentials_nothing_hangs(aws: Aws, tmp_path: Path, monkeypatch
     assert time.monotonic() - begin < 10
     assert not service.asked
     assert not aws.world.calls
+
+
+@pytest.mark.parametrize("where", ["", "AWS_ROLE_ARN", "AWS_CONFIG_FILE", "HOME"])
+def test_whoever_has_no_account_need_not_wait_for_its_sdk(tmp_path: Path, where: str) -> None:
+    """Importing it takes longer than all else of a short verb. In doubt it is asked."""
+    source = """import sys, broker_aws.account as account, broker.errors as errors
+try: account.Account().session
+except errors.AuthFailed as error: print(error.code, "botocore" in sys.modules)"""
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/config").write_text("[default]\nregion = us-west-2\n")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "AWS_REGION": "us-east-1"}
+    if where != "HOME":
+        env["AWS_CONFIG_FILE"] = str(tmp_path / ".aws/config") if where == "AWS_CONFIG_FILE" else os.devnull
+    if where == "AWS_ROLE_ARN":
+        env["AWS_ROLE_ARN"] = "arn"
+    said = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, check=True).stdout
+    assert said == f"no key {where != ''}\n"
 
 
 def test_on_ec2_the_machines_own_role_counts(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
