@@ -307,6 +307,11 @@ def _is(reported: float, memory: float) -> bool:
     return _SHORT * memory <= _gib(reported) <= _LONG * memory
 
 
+def lacks(reported: float, memory: float) -> bool:
+    """Is what a machine reports less than a whole card of so many GiB has?"""
+    return _gib(reported) < _SHORT * memory
+
+
 def nominal(reported: float, name: str = "") -> float:
     """The GiB that a card is sold with, from what a machine or a price list reports of it, in GiB (or GB), MiB,
     KiB or bytes.
@@ -367,7 +372,7 @@ def matches(request: str, offered: str, memory: float = 0.0) -> bool:
         found = card(offered, memory)
     except ValueError:
         return request == offered
-    if memory and _gib(memory) < _SHORT * found.memory:
+    if memory and lacks(memory, found.memory):
         return False  # a share of the card, or a smaller edition of it
     if (selector := _SELECTOR.fullmatch(request)) is not None:
         has = max(found.memory, nominal(memory, found.name))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from broker.gpus import canonical, card, same
+from broker.gpus import card, lacks, same
 
 
 def difference(offer: Mapping[str, Any] | None) -> str:
@@ -17,16 +18,16 @@ def difference(offer: Mapping[str, Any] | None) -> str:
         return ""
     if shutil.which("nvidia-smi") is None:
         return f"{count} x {wanted} were rented, and there is no nvidia-smi"
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
         return f"{count} x {wanted} were rented, and nvidia-smi does not answer"
     found = [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
-    if len(found) < count or any(not _same(wanted, name) for name in found):
-        return (
-            f"{count} x {wanted} were rented, and nvidia-smi shows {', '.join(found) or done.stdout.strip() or 'none'}"
-        )
+    memory = float((offer or {}).get("gpu_memory") or 0.0)
+    if len(found) < count or any(not _same(wanted, memory, line) for line in found):
+        shown = "; ".join(f"{line} MiB" if "," in line else line for line in found)
+        return f"{count} x {wanted} were rented, and nvidia-smi shows {shown or done.stdout.strip() or 'none'}"
     return ""
 
 
@@ -38,10 +39,19 @@ def _nvidia(name: str) -> bool:
         return True
 
 
-def _same(wanted: str, name: str) -> bool:
-    """Is the card, as its driver names it, the one wanted, or a form of it? A card nobody knows passes."""
+def _same(wanted: str, memory: float, line: str) -> bool:
+    """Is the card, as its driver names it, the one wanted, or a form of it, with the memory that was offered?
+
+    Drivers call cards alike that differ in their memory only, such as the RTX 3080 of 10 and of 12 GB. A card nobody
+    knows passes by its memory. memory: GiB as offered, 0 where that is not known. line: `NAME, MIB`.
+    """
+    name, _, mib = (part.strip() for part in line.partition(","))
+    reported = float(mib) if mib.isascii() and mib.isdigit() else 0.0
+    with contextlib.suppress(ValueError):
+        memory = memory or card(wanted).memory
+    if reported and lacks(reported, memory):
+        return False
     try:
-        found = canonical(name)
+        return same(wanted, card(name, reported).name)
     except ValueError:
         return True
-    return same(wanted, found)

@@ -16,6 +16,7 @@ from broker.access import mint, own
 from broker.boot import Boot
 from broker.config import Config
 from broker.guest.clock import Clock
+from broker.guest.hardware import difference
 from broker.guest.log import Log
 from broker.guest.mask import Mask
 from broker.guest.status import Status
@@ -133,6 +134,36 @@ def test_a_machine_with_other_cards_runs_nothing(job, tmp_path):
     assert (result["outcome"], placement.own_log) == ("moved", "")
     assert result["reason"].startswith("not what was rented: 2 x A100-80GB were rented")
     assert placement.closed["why"] == "hardware"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "memory", "lines", "right"),
+    [
+        ("RTX3080-12GB", 12.0, ["NVIDIA GeForce RTX 3080, 12288"], True),
+        ("RTX3080-12GB", 12.0, ["NVIDIA GeForce RTX 3080, 10240"], False),
+        ("RTX3080", 10.0, ["NVIDIA GeForce RTX 3080, 10240"], True),
+        ("RTX4060-Ti-16GB", 16.0, ["NVIDIA GeForce RTX 4060 Ti, 16380"], True),
+        ("RTX4060-Ti-16GB", 16.0, ["NVIDIA GeForce RTX 4060 Ti, 8188"], False),
+        ("RTX4090", 24.0, ["NVIDIA GeForce RTX 4090, 24564"] * 2, True),
+        ("RTX4090", 24.0, ["NVIDIA GeForce RTX 4090, 24564", "NVIDIA GeForce RTX 4090, 12282"], False),
+        ("RTX4090", 0.0, ["NVIDIA GeForce RTX 4090, 12282"], False),
+        ("RTX4090", 24.0, ["NVIDIA GeForce RTX 4090 Laptop GPU, 16376"], False),
+        ("RTX4090", 24.0, ["NVIDIA GeForce RTX 4090 D, 24564"], False),
+        ("A10G", 24.0, ["NVIDIA A10G, 22888"], True),
+        ("L4", 3.0, ["NVIDIA L4, 3072"], True),
+        ("H100-SXM", 80.0, ["NVIDIA H100 80GB HBM3, [N/A]"], True),
+        ("B300", 288.0, ["NVIDIA B300 SXM6 AC, 275040"], True),
+        ("Some-New-Card", 40.0, ["Some New Card, 40960"], True),
+        ("Some-New-Card", 40.0, ["Some New Card, 20480"], False),
+    ],
+)
+def test_the_memory_of_the_cards_is_what_was_rented(tmp_path, monkeypatch, wanted, memory, lines, right):
+    """A host may promise more than its cards have, and one name may be several cards."""
+    monkeypatch.setenv("PATH", smi(tmp_path, *lines)["PATH"])
+    offer = {"gpu": wanted, "gpu_count": len(lines), "gpu_memory": memory}
+    found = difference(offer)
+    assert (not found) is right, found
+    assert right or lines[-1] in found
 
 
 def test_a_machine_with_the_rented_cards_runs(job, tmp_path):
