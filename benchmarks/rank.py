@@ -3,9 +3,10 @@
     python benchmarks/rank.py [OFFERS]        # 100,000 unless said otherwise
 
 The cost holds hazards by place and card, lost work, restarts, and the checkpoint's egress; once more with the age of
-every zone, nights and weekends, and a week of prices for one offer in a hundred. Beside it stands the whole decision:
+every zone, nights and weekends, and a week of prices of its own for one offer in a hundred. The first thousand are exact
+(`Reckoning.order`). Beside it stands the whole decision:
 what fits, what cools down, what is rejected and why, and a candidate for each offer. All are measured in turns and the
-fastest round of each counts. The last line is the figure; the exit code is 1 where it is more than 5x.
+fastest round of each counts. The last line is the figure, the larger of both; the exit code is 1 where it is over 5x.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ def market(count: int) -> list[Offer]:
 
 def by_cost(reckoning: Reckoning, offers: list[Offer]) -> list[Offer]:
     """By what finishing costs with them, the cheapest first, as `choose` does it."""
-    total = iter(reckoning.totals(offers))
-    return sorted(offers, key=lambda _offer: next(total))
+    return [offers[n] for n in reckoning.order(offers)[0]]
 
 
 def fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -79,9 +79,11 @@ def main() -> int:
     query = OfferQuery(gpu="A100-80GB", gpu_count=1, cpus=4.0)
     prospect = Prospect(24.0, lost=0.25, checkpoint=12.0, egress={f"p{n}": 0.09 for n in range(8)})
     wish = Wish((query,), prospect=prospect)
-    week = Season(tuple(1 + hour % 7 / 20 for hour in range(48)))
     past = Past(
-        {offer.key: week for offer in offers[::100]},
+        {
+            offer.key: Season(tuple(1 + (hour + n) % 7 / 20 for hour in range(48)))
+            for n, offer in enumerate(offers[::100])
+        },
         {offer.key: NOW - number % 300 * 600.0 for number, offer in enumerate(offers)},
     )
     due = Due(NOW + 40 * 3600.0)
@@ -96,12 +98,12 @@ def main() -> int:
             ),
         }
     )
-    bare, ranked = list(took.values())[:2]
+    bare, *ranked = list(took.values())[:3]
     print(f"{count} offers, in ms, and in times of sorted()")
     for name, seconds in took.items():
         print(f"{name:40}{1000 * seconds:8.1f}  {seconds / bare:6.1f}x")
-    print(f"{ranked / bare:.1f}x sorted() by the cost of finishing, at most {WANTED:g}x is wanted")
-    return 0 if ranked / bare <= WANTED else 1
+    print(f"{max(ranked) / bare:.1f}x sorted() by the cost of finishing, at most {WANTED:g}x is wanted")
+    return 0 if max(ranked) / bare <= WANTED else 1
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class Offer:
     extra: what else the adapter must know to launch it, or the policy to reckon: `download_per_gib`, `upload_per_gib`
     (USD), `minimum_hours` (billed at least), `reliability` (0-1), `host`, `bid_floor` (USD per hour),
     `pays_bid` (what is bid is charged, whatever others bid).
+    key: what tells this offer from every other: `provider/region/zone/instance_type/market`.
     """
 
     provider: str
@@ -71,15 +72,14 @@ class Offer:
     trust: Trust = Trust.CLOUD
     blocked: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Made once: a decision over a whole market asks for it again and again.
+        key = f"{self.provider}/{self.region}/{self.zone}/{self.instance_type}/{self.market}"
+        object.__setattr__(self, "key", key)
         if not self.price > 0:
-            raise ValueError(f"an offer's price must be above zero, not {self.price!r}: {self.key}")
-
-    @property
-    def key(self) -> str:
-        """What tells this offer from every other: `provider/region/zone/instance_type/market`."""
-        return "/".join((self.provider, self.region, self.zone, self.instance_type, str(self.market)))
+            raise ValueError(f"an offer's price must be above zero, not {self.price!r}: {key}")
 
     @property
     def hourly(self) -> float:
@@ -92,7 +92,9 @@ class Offer:
         return "/".join(part for part in (self.provider, self.region, self.zone) if part)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "market": str(self.market), "trust": str(self.trust)}
+        found = {**asdict(self), "market": str(self.market), "trust": str(self.trust)}
+        del found["key"]
+        return found
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Offer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 
 from broker import gpus
 from broker.offer import Market, Offer, Trust
@@ -19,7 +20,7 @@ from broker.policy.hazard import Experience
 from broker.policy.infra import matcher, within
 from broker.policy.memory import UNKNOWN_LIMIT, Cooldown, Memory
 from broker.policy.past import Past
-from broker.policy.reckon import Reckoning, reckoning
+from broker.policy.reckon import NEAR, SHOWN, Reckoning, reckoning
 from broker.policy.shape import misfit
 
 __all__ = ["Candidate", "Decision", "Kind", "Memory", "Rejected", "Wish", "choose"]
@@ -79,18 +80,21 @@ def _ranked(
 ) -> tuple[tuple[Candidate, ...], list[Rejected]]:
     """The candidates, best first, and those whose hosts end too early."""
     if reckoned is None:
-        return tuple(_sorted(fitting, [_cents(c.cost) for c in fitting], wish, memory)), []
+        costs = [candidate.cost for candidate in fitting]
+        return tuple(_sorted(fitting, sorted(range(len(costs)), key=costs.__getitem__), costs, wish, memory)), []
     fitting, ending = reckoned.sift(fitting)
-    costs = [_cents(total) for total in reckoned.totals([c.offer for c in fitting])]
-    return reckoned.shown(_sorted(fitting, costs, wish, memory)), ending
+    first = len(fitting) if wish.ordered else SHOWN
+    order, costs = reckoned.order([candidate.offer for candidate in fitting], first)
+    return reckoned.shown(_sorted(fitting, order, costs, wish, memory)), ending
 
 
-def _sorted(fitting: list[Candidate], costs: list[float], wish: Wish, memory: Memory) -> list[Candidate]:
+def _sorted(
+    fitting: list[Candidate], order: list[int], costs: list[float], wish: Wish, memory: Memory
+) -> list[Candidate]:
     """By the task's order where it has one, then by cost; what is left of a tie is decided by `_tie`.
 
-    Ties are few among many offers, so that most are sorted by one number.
+    order: the places by cost. Ties are few among many offers, so that most are sorted by one number.
     """
-    order = sorted(range(len(fitting)), key=costs.__getitem__)
     if wish.ordered:
         order.sort(key=lambda n: fitting[n].alternative)
     found = [fitting[n] for n in order]
@@ -103,8 +107,10 @@ def _ties(found: list[Candidate], costs: list[float], *, ordered: bool) -> Itera
     """Where candidates that are equal begin and end."""
     equal = [
         n
-        for n in range(1, len(costs))
-        if costs[n] == costs[n - 1] and (not ordered or found[n].alternative == found[n - 1].alternative)
+        for n, (one, other) in enumerate(pairwise(costs), 1)
+        if other - one < NEAR
+        and _cents(one) == _cents(other)
+        and (not ordered or found[n].alternative == found[n - 1].alternative)
     ]
     start = end = -1
     for n in equal:

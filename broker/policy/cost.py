@@ -196,6 +196,26 @@ def _ended(
     return here, 1.0, course.work - here.work
 
 
+_NONE: dict[str, Any] = {}
+
+
+class Terms(NamedTuple):
+    """What an offer adds to the work but for its price, its hazard and its end.
+
+    restart: hours from a launch to the first step. speed: of its card. egress, download, upload, save: USD per GiB of
+    what the home sends, what comes to the machine, what goes elsewhere and what goes to the home. minimum: hours billed
+    at least.
+    """
+
+    restart: float
+    speed: float
+    egress: float
+    download: float
+    upload: float
+    save: float
+    minimum: float
+
+
 @dataclass(frozen=True, slots=True)
 class Prospect:
     """The work that a job has before it, and what it takes besides. hours: None where the task does not say.
@@ -225,34 +245,46 @@ class Prospect:
         self,
         offer: Offer,
         hazard: float,
-        now: float,
+        now: float | None,
         after: float | None = None,
         season: tuple[float, bool] = (1.0, False),
     ) -> Cost:
         """See `expected`. Only where `hours` is known."""
         assert self.hours is not None
-        extra = offer.extra
+        terms = self.terms(offer)
         return expected(
             offer,
             self.hours,
             hazard=hazard,
             lost_hours=self.lost,
-            restart_hours=self.restart(offer),
+            restart_hours=terms.restart,
             checkpoint_gib=self.checkpoint,
-            egress_per_gib=self.egress_of(offer) or 0.0,
+            egress_per_gib=terms.egress,
             download_gib=self.download + self.image,
-            download_per_gib=extra.get("download_per_gib", 0.0) if extra else 0.0,
+            download_per_gib=terms.download,
             saves=self.saves,
             upload_gib=self.upload,
-            upload_per_gib=extra.get("upload_per_gib", elsewhere(offer.provider, offer.region)),
-            save_per_gib=self.leaving_of(offer) or 0.0,
-            minimum_hours=extra.get("minimum_hours", 0.0) if extra else 0.0,
-            speed=self.speed_of(offer) if self.speed else 1.0,
+            upload_per_gib=terms.upload,
+            save_per_gib=terms.save,
+            minimum_hours=terms.minimum,
+            speed=terms.speed,
             resumed=self.resumed,
             now=now,
             after=after,
             season=season[0],
             seen=season[1],
+        )
+
+    def terms(self, offer: Offer) -> Terms:
+        extra = offer.extra or _NONE
+        return Terms(
+            self.restart(offer),
+            self.speed_of(offer),
+            self.egress_of(offer) or 0.0,
+            extra.get("download_per_gib", 0.0),
+            extra.get("upload_per_gib", elsewhere(offer.provider, offer.region)),
+            self.leaving_of(offer) or 0.0,
+            extra.get("minimum_hours", 0.0),
         )
 
     @property

@@ -214,13 +214,22 @@ class Hazards:
         """
         hours = self._hours if hours is None else hours
         phase = RANDOM if self._past is None else self._past.phase(offer, self._at)
+        return self.aged(self.met(offer, hours), phase, hours)
+
+    @staticmethod
+    def aged(met: float, phase: int, hours: float) -> float:
+        """In a zone of that phase of age, of the hazard in one that was met at random."""
+        return met if phase == RANDOM else met * ageing(phase, hours)
+
+    def met(self, offer: Offer, hours: float) -> float:
+        """In a zone that was met at random."""
         kind = (
-            offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption, hours, phase,
+            offer.market, offer.simulated, offer.provider, offer.region, offer.gpu, offer.interruption, hours,
             offer.extra.get("reliability") if offer.extra else None,
         )  # fmt: skip
         found = self._known.get(kind)
         if found is None:
-            found = self._known[kind] = self._rate(offer, hours) * (1.0 if phase == RANDOM else ageing(phase, hours))
+            found = self._known[kind] = self._rate(offer, hours)
         return found
 
     def _rate(self, offer: Offer, hours: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -45,7 +45,7 @@ class Past:
         if not self.since or offer.market is not Market.SPOT:
             return RANDOM
         since = self.since.get(offer.key)
-        return RANDOM if since is None else bisect_right(EDGES, max(0.0, at - since) / 3600)
+        return RANDOM if since is None else phase_of(since, moments(at))
 
     def within(self, offers: Iterable[Offer]) -> Past:
         """Only what it has of these offers."""
@@ -61,6 +61,17 @@ class Past:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Past:
         return cls({key: Season(tuple(hours)) for key, hours in data["seasons"].items()}, dict(data["since"]))
+
+
+@lru_cache(maxsize=64)
+def moments(at: float) -> tuple[float, ...]:
+    """When zones came up that go over into another phase of age now, the oldest first."""
+    return tuple(at - edge * 3600 for edge in reversed(EDGES))
+
+
+def phase_of(since: float, turns: Sequence[float]) -> int:
+    """Of a zone that came up then; turns: the `moments` of now."""
+    return len(turns) - bisect_left(turns, since)
 
 
 @lru_cache(maxsize=4096)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from broker.offer import Market, Offer
 from broker.policy.cost import Cost, Prospect
 from broker.policy.decision import Candidate, Kind, Rejected, Wish, clock
 from broker.policy.hazard import Experience, Hazards
-from broker.policy.past import RANDOM, Past
+from broker.policy.past import RANDOM, Past, moments, phase_of
+from broker.policy.renewal import PHASES
 from broker.policy.season import moves
 
 SHORT_LIFE = 24 * 3600.0
@@ -17,6 +20,23 @@ saving is not worth the move, of which no price tells whether the next machine i
 SHOWN = 1000
 """How many of the first candidates carry their figures. The others were reckoned too, but 100,000 at once take a
 second to keep and nobody looks at them."""
+
+
+NEAR = 1e-6
+"""USD by which costs may differ that count as equal."""
+OLDEST = PHASES - 1
+"""The phase of age of the zones that are lost least."""
+_NOTHING = Past()
+
+
+class _Line(NamedTuple):
+    """What finishing costs with the offers of one kind: USD whatever the price, the hours that the machine's price now
+    counts for, and those that its disk's and address's do. until: hosts that end before do not last for the work."""
+
+    least: float
+    machine: float
+    hours: float
+    until: float
 
 
 class Reckoning:
@@ -30,37 +50,80 @@ class Reckoning:
         self.prospect, self.now, self.past = prospect, now, past
         self.after: float | None = None
         self._hazards = Hazards(experience, now, prospect.hours or 0.0, past)
-        self._spot: dict[tuple[object, ...], tuple[float, float, float]] = {}
-        self._on_demand: dict[tuple[object, ...], tuple[float, float, float]] = {}
-        self._priors: dict[tuple[str, float], tuple[float, bool]] = {}
+        self._kinds: dict[tuple[object, ...], list[_Line | None]] = {}
+        self._alike: dict[tuple[object, ...], list[_Line | None]] = {}
+
+    def order(self, offers: Sequence[Offer], first: int = SHOWN) -> tuple[list[int], list[float]]:
+        """The places of the offers, those first with which finishing costs least; and what it costs with each.
+
+        Both are exact for the first so many. Behind them stands what cannot come before them, by the least that it
+        could cost, had its zone been up for long: looking up how long it has been takes more than all the rest.
+        """
+        costs = self._totals(offers, exact=False)
+        order = sorted(range(len(offers)), key=costs.__getitem__)
+        if not order or self.past is None or not self.past.since:
+            return order, costs
+        dearest = max(self.totals([offers[n] for n in order[:first]]))
+        end = len(order) if len(order) <= first else bisect_right(order, dearest + NEAR, key=costs.__getitem__)
+        head = order[:end]
+        for n, total in zip(head, self.totals([offers[n] for n in head]), strict=True):
+            costs[n] = total
+        return [*sorted(head, key=costs.__getitem__), *order[end:]], costs
 
     def totals(self, offers: Sequence[Offer]) -> list[float]:
-        """What `cost` comes to with each. Where nothing but time and the home's egress is billed it is a line over the
-        price, and one reckoning serves all offers of a kind: a market has many offers and few kinds."""
-        past, spot, phase = self.past, Market.SPOT, RANDOM
-        known = past.seasons if past is not None else {}
-        found: list[float] = []
+        """What `cost` comes to with each."""
+        return self._totals(offers, exact=True)
+
+    def _totals(self, offers: Sequence[Offer], *, exact: bool) -> list[float]:
+        """It is a line over the price, and one reckoning serves all offers of a kind: a market has many offers and few
+        kinds. Only hosts that end inside the work are reckoned one by one. Not exact: at most the cost."""
+        past, kinds = self.past or _NOTHING, self._kinds
+        seasons, turns, spot = past.seasons, moments(self.now), Market.SPOT
+        ages = past.since if exact else {}
+        unseen, found = RANDOM if exact or not past.since else OLDEST, []
         for offer in offers:
-            if offer.ends_at is not None or offer.extra or (known and offer.key in known):
+            named = (
+                offer.provider, offer.region, offer.gpu, offer.interruption, offer.market, offer.simulated,
+                _told(offer.extra) if offer.extra else None,
+            )  # fmt: skip
+            kind = kinds.get(named)
+            if kind is None:
+                kind = kinds[named] = self._kind(offer)
+            phase = unseen
+            if ages:
+                up = ages.get(offer.key)
+                phase = RANDOM if up is None or offer.market is not spot else phase_of(up, turns)
+            line = kind[phase]
+            if line is None:
+                line = kind[phase] = self._line(offer, phase)
+            least, machine, hours, until = line
+            if offer.ends_at is not None and offer.ends_at < until:
                 found.append(self.cost(offer).total)
                 continue
-            if past is not None:
-                phase = past.phase(offer, self.now)
-            kind = (offer.provider, offer.region, offer.gpu, offer.interruption, offer.simulated, phase)
-            lines = self._spot if offer.market is spot else self._on_demand
-            line = lines.get(kind)
-            if line is None:
-                line = lines[kind] = self._line(offer)
-            least, machine, hours = line
+            if seasons and offer.key in seasons and moves(offer):
+                machine = hours * self._season(offer, self.prospect.length(offer))[0]
             found.append(least + machine * offer.price + hours * (offer.disk_price + offer.address_price))
         return found
 
-    def _line(self, offer: Offer) -> tuple[float, float, float]:
-        """USD whatever the price, and the hours that the machine's price counts for, and those that all else does."""
-        cost = self.cost(offer)
-        beside = cost.hours * (offer.disk_price + offer.address_price)
-        machine = cost.hours * cost.season
-        return cost.total - machine * offer.price - beside, machine, cost.hours
+    def _kind(self, offer: Offer) -> list[_Line | None]:
+        """Its lines by the phase of its zone's age, once reckoned; one list for all offers of like hazard and terms."""
+        length = self.prospect.length(offer)
+        what = (self.prospect.terms(offer), self._hazards.met(offer, length), self._usual(offer, length), offer.market)
+        return self._alike.setdefault(what, [None] * PHASES)
+
+    def _line(self, offer: Offer, phase: int) -> _Line:
+        length = self.prospect.length(offer)
+        phase = phase if offer.market is Market.SPOT else RANDOM
+        hazard = self._hazards.aged(self._hazards.met(offer, length), phase, length)
+        cost = self.prospect.cost(offer, hazard, None)
+        hours = cost.hours + cost.minimum / offer.hourly
+        until = self.now + cost.hours * 3600
+        least = cost.egress + cost.download + cost.upload
+        return _Line(least, hours * self._usual(offer, length), hours, until)
+
+    def _usual(self, offer: Offer, length: float) -> float:
+        """What an hour costs over the run, in times of its price now, where the offer's own hours are not known."""
+        return 1.0 if self.past is None else _NOTHING.season(offer, self.now, length)[0]
 
     def cost(self, offer: Offer) -> Cost:
         length = self.prospect.length(offer)
@@ -68,22 +131,15 @@ class Reckoning:
         return self.prospect.cost(offer, hazard, self.now, self.after, self._season(offer, length))
 
     def _season(self, offer: Offer, length: float) -> tuple[float, bool]:
-        past = self.past
-        if past is None or not moves(offer):
-            return 1.0, False
-        if past.seasons and offer.key in past.seasons:
-            return past.season(offer, self.now, length)
-        prior = self._priors.get((offer.region, length))
-        if prior is None:
-            prior = self._priors[offer.region, length] = Past().season(offer, self.now, length)
-        return prior
+        return (1.0, False) if self.past is None else self.past.season(offer, self.now, length)
 
     def sift(self, fitting: list[Candidate]) -> tuple[list[Candidate], list[Rejected]]:
         """Without the hosts that end too early for the work, where others last."""
         ending = {id(c) for c in fitting if c.offer.ends_at is not None and self.cost(c.offer).ends}
         if not ending or len(ending) == len(fitting):
             return fitting, []
-        self.after = min(self.cost(c.offer).per_hour_of_progress for c in fitting if id(c) not in ending)
+        lasting = self.totals([c.offer for c in fitting if id(c) not in ending])
+        self.after = min(lasting) / self.prospect.hours if self.prospect.hours else 0.0
         kept: list[Candidate] = []
         rejected: list[Rejected] = []
         for candidate in fitting:
@@ -102,6 +158,14 @@ class Reckoning:
     def _with(self, candidate: Candidate) -> Candidate:
         c = candidate
         return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c.offer))
+
+
+def _told(extra: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the cost takes from an offer's extra."""
+    get = extra.get
+    return (
+        get("download_per_gib"), get("upload_per_gib"), get("minimum_hours"), get("reliability"), get("pays_bid")
+    )  # fmt: skip
 
 
 def reckoning(wish: Wish, experience: Experience | None, now: float, past: Past | None = None) -> Reckoning | None:

@@ -62,22 +62,13 @@ class Season:
 
     def mean(self, local: float, hours: float) -> float | None:
         """Over so many hours from a moment of the local clock on; None where any of them is not known."""
-        if hours < _SMALL:
-            return self.usual(local)
-        week = (*self.hours[:HOURS] * 5, *self.hours[HOURS:] * 2)
-        weeks, left = divmod(hours, _LONG)
-        total, place = 0.0, (local + _MONDAY) % (7 * _DAY) / _HOUR
-        if weeks:
-            if None in week:
-                return None
-            total = weeks * sum(value for value in week if value is not None)
-        while left > 0:
-            cell = int(place)
-            step, value = min(left, cell + 1 - place), week[cell % _LONG]
+        total = 0.0
+        for cell, share in _shares(local, hours):
+            value = self.hours[cell]
             if value is None:
                 return None
-            total, place, left = total + step * value, cell + 1.0, left - step
-        return total / hours
+            total += share * value
+        return total
 
     def ahead(self, at: float, hours: float, zone: tzinfo) -> float | None:
         """What an hour costs on average over a run from `at` on, in times of what it costs then."""
@@ -162,6 +153,25 @@ def _hourly_offset(zone: tzinfo, hour: int) -> float:
 def offset(zone: tzinfo, at: float) -> float:
     """Seconds that a zone's clock is ahead of UTC at a moment."""
     return _hourly_offset(zone, int(at // _HOUR))
+
+
+@lru_cache(maxsize=4096)
+def _shares(local: float, hours: float) -> tuple[tuple[int, float], ...]:
+    """The cells that a run of so many hours goes through, and its share in each."""
+    if hours < _SMALL:
+        return ((_cell(local), 1.0),)
+    weeks, left = divmod(hours, _LONG)
+    spent = [weeks] * _LONG if weeks else [0.0] * _LONG
+    place = (local + _MONDAY) % (7 * _DAY) / _HOUR
+    while left > 0:
+        hour = int(place)
+        step = min(left, hour + 1 - place)
+        spent[hour % _LONG] += step
+        place, left = hour + 1.0, left - step
+    found = [0.0] * (2 * HOURS)
+    for hour, span in enumerate(spent):
+        found[hour % HOURS + (HOURS if hour >= 5 * HOURS else 0)] += span / hours
+    return tuple((cell, share) for cell, share in enumerate(found) if share)
 
 
 def _cell(local: float) -> int:
