@@ -82,6 +82,12 @@ class Entry:
     modified: float
     e_tag: str
 
+    @property
+    def number(self) -> int:
+        """What it is called, where that is a number as of a part or a snapshot; -1 for whatever else lies there."""
+        name = self.key.rpartition("/")[2]
+        return int(name) if name.isascii() and name.isdecimal() else -1
+
 
 class Home:
     """One object store prefix. Every method raises a `HomeError` and nothing else of the store's.
@@ -174,6 +180,10 @@ class Home:
                 continue
             found.append(Entry(key, m["size"], m["last_modified"].timestamp(), m["e_tag"] or ""))
         return found
+
+    def numbered(self, prefix: str, *, after: str | None = None) -> list[Entry]:
+        """As `list`, of those objects alone that are called by a number."""
+        return [entry for entry in self.list(prefix, after=after) if entry.number >= 0]
 
     def list(self, prefix: str, *, after: str | None = None) -> list[Entry]:
         """Every object below `prefix`, sorted by key; `after` leaves out keys up to and including it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from broker.home import Home
     from broker.mounts import Measured
     from broker.notebook import Offers
+    from broker.notify import Notify
     from broker.policy.choose import Decision
     from broker.policy.cost import Prospect
     from broker.policy.decision import Wish
@@ -234,10 +236,9 @@ class Job:
                     continue
                 start = after[1] if row.generation == after[0] else -1
                 offset = keys.log(row.generation, start) if start >= 0 else None
-                for entry in home.list(keys.logs(row.generation), after=offset):
-                    part = int(entry.key.rsplit("/", 1)[1])
-                    after = (row.generation, part)
-                    yield row.generation, part, home.get(entry.key).decode("utf-8", "replace")
+                for entry in home.numbered(keys.logs(row.generation), after=offset):
+                    after = (row.generation, entry.number)
+                    yield *after, home.get(entry.key).decode("utf-8", "replace")
             if done or not follow:
                 return
             time.sleep(0.5)
@@ -296,7 +297,7 @@ class Job:
         row = self.refresh().row
         state = JobState.from_json(row.state) if row.state else JobState(self.id)
         found = self._secrets(secrets or {})
-        limits = self._limits(budget, deadline)
+        limits, notify = self._limits(budget, deadline), self._notify()
         if not self.store.revive(self.id, state.again().to_json(), seal(self.config.state, found), **limits):
             if self.row.kept:
                 raise errors.ConfigError(
@@ -306,7 +307,25 @@ class Job:
             raise errors.ConfigError(f"{self.id} {word}: there is nothing to take up again")
         word = "from its newest snapshot" if state.parents else "from the beginning: no machine of it ever started"
         self.store.event(self.id, "submitted", f"taken up again, {word}", generation=state.generation)
+        if notify is not None:
+            self._tell_again(notify)
         return self.refresh()
+
+    def _notify(self) -> Notify | None:
+        """Whom its task tells. Its URLs were forgotten when the job ended, so they are taken from its file."""
+        notify, source = self.task.notify, self.task.source
+        if notify is not None and source is not None and source.is_file():
+            with contextlib.suppress(errors.BrokerError):
+                notify = load_task(source).notify or notify
+        return notify.filled(os.environ) if notify is not None else None
+
+    def _tell_again(self, notify: Notify) -> None:
+        from broker.messages import Messages
+
+        if notify.whole != notify:
+            text = "notify: a URL was forgotten when the job ended, and is not in its task's file: it is told no more"
+            self.store.event(self.id, "warning", text)
+        Messages(self.config, self.store).expect(self.id, notify.whole, self.events()[-1].seq)
 
     def _limits(self, budget: float | None, deadline: str) -> dict[str, Any]:
         """The columns that hold a job's limits, as they are when it is taken up again."""
@@ -359,7 +378,10 @@ class Job:
         raise self._without_outputs()
 
     def outputs(self) -> dict[str, File]:
-        """The output files of the newest machine that has left some, by path; empty while there are none."""
+        """The output files of the newest machine that has left some, by path; empty while there are none.
+
+        Raises SnapshotCorrupt where what it said of them is damaged.
+        """
         import json
 
         from broker.home import JobKeys
@@ -367,9 +389,13 @@ class Job:
 
         keys, home = JobKeys(self.id), self.home
         for row in reversed(self.placements()):
-            raw = home.find(keys.result(row.generation))
-            if raw and (outputs := json.loads(raw).get("outputs")):
-                return {path: File(**fields) for path, fields in outputs.items()}
+            key = keys.result(row.generation)
+            raw = home.find(key)
+            try:
+                if raw and (outputs := json.loads(raw).get("outputs")):
+                    return {path: File(**fields) for path, fields in outputs.items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise errors.SnapshotCorrupt(f"{key} is damaged, so its outputs are not known: {error}") from error
         return {}
 
     def _without_outputs(self) -> errors.JobUnfinished:

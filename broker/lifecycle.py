@@ -392,7 +392,8 @@ def account(state: JobState, world: World) -> JobState:
     now = world.clock()
     spent = sum(row.cost(now) for row in rows)
     text = f"{outcome.status}: {outcome.message}"
-    world.store.event(state.job, "ended", text, once=f"after {state.generation}", spent=spent)
+    once = f"run {state.run} after {state.generation}"
+    world.store.event(state.job, "ended", text, once=once, spent=spent)
     # The status comes last: whoever waits for it may end this process at once, and reads no event after it.
     world.store.update_job(
         state.job,

@@ -47,10 +47,10 @@ class Messages:
         self.config, self.store = config, store
         made(store.engine, (waiting,))
 
-    def expect(self, job: str, notify: Notify) -> None:
-        """Tell of a job from now on; one that is told of already stays as it is."""
+    def expect(self, job: str, notify: Notify, after: int = 0) -> None:
+        """Tell of a job's events after one; a job that is told of already stays as it is."""
         sealed = seal(self.config.state, {"notify": json.dumps(asdict(notify))})
-        insert = insert_into(self.store.engine, waiting).values(job=job, sealed=sealed, seq=0)
+        insert = insert_into(self.store.engine, waiting).values(job=job, sealed=sealed, seq=after)
         with self.store.engine.begin() as db:
             db.execute(insert.on_conflict_do_nothing())
 

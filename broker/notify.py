@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NEWS = ("finished", "failed", "moved", "stuck", "budget", "nothing")
 USUAL = ("finished", "failed", "stuck", "budget", "nothing")
 _ENDS = {"succeeded": "finished", "failed": "failed", "error": "failed", "limit": "budget", "unavailable": "nothing"}
+CUT = "…"
+"""What a URL ends in that is written down."""
 _FROM_ENVIRONMENT = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 
 
@@ -61,6 +63,15 @@ class Notify:
         return replace(self, webhook=value(self.webhook), apprise=tuple(map(value, self.apprise)))
 
     @property
+    def whole(self) -> Notify:
+        """Without the URLs of which only where they lead is known."""
+        return replace(
+            self,
+            webhook="" if self.webhook.endswith(CUT) else self.webhook,
+            apprise=tuple(url for url in self.apprise if not url.endswith(CUT)),
+        )
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """The names that `filled` looks for."""
         found = (_FROM_ENVIRONMENT.fullmatch(text) for text in (self.webhook, *self.apprise))
@@ -83,7 +94,8 @@ def _leads_to(url: str) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     # Only of http is the host surely no key: Apprise's own schemes put tokens there.
-    return f"{parts.scheme}://{host}/…" if parts.scheme in ("http", "https") else f"{parts.scheme or 'apprise'}://…"
+    where = f"{parts.scheme}://{host}/" if parts.scheme in ("http", "https") else f"{parts.scheme or 'apprise'}://"
+    return where + CUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Output:
         """New whole lines; of a machine that has ended also a last one without its end, with `final` of every one."""
         for row in placements:
             generation = row.generation
-            for entry in self.home.list(self.keys.logs(generation), after=self.seen.get(generation)):
+            for entry in self.home.numbered(self.keys.logs(generation), after=self.seen.get(generation)):
                 raw = self.home.find(entry.key) or b""
                 self.seen[generation] = entry.key
                 *whole, rest = (self.rest.pop(generation, b"") + raw).split(b"\n")
@@ -56,7 +56,7 @@ class Output:
         Only the parts that hold them are read. since: seconds since the epoch, by the store's clock. A part is
         written every few seconds, so that some older lines may stand before the first; a line is never cut.
         """
-        parts = [(row, list(self.home.list(self.keys.logs(row.generation)))) for row in placements]
+        parts = [(row, self.home.numbered(self.keys.logs(row.generation))) for row in placements]
         found: list[Line] = []
         for row, entries in reversed(parts):
             if not entries:
@@ -98,7 +98,7 @@ class Output:
 
     def ends(self, generation: int, most: int = ENDS) -> str:
         """The beginning and the end of what one machine printed, so many bytes of each; all of a short one."""
-        entries = list(self.home.list(self.keys.logs(generation)))
+        entries = self.home.numbered(self.keys.logs(generation))
         first, last = _within(entries, most), _within(entries[::-1], most)
         if first + last < len(entries):
             entries = [*entries[:first], *entries[len(entries) - last :]]
@@ -110,7 +110,7 @@ class Output:
         None where it is not among so many bytes of the beginning.
         """
         wanted, text = line.encode(), b""
-        entries = list(self.home.list(self.keys.logs(generation)))
+        entries = self.home.numbered(self.keys.logs(generation))
         for entry in entries[: _within(entries, most)]:
             text += self.home.find(entry.key) or b""
             if wanted in text:

@@ -360,7 +360,7 @@ def read_manifests(home: Any, job: str, generations: Iterable[int]) -> dict[int,
     keys = JobKeys(job)
     found: dict[int, list[Manifest]] = {}
     for generation in generations:
-        for entry in home.list(keys.manifests(generation)):
+        for entry in home.numbered(keys.manifests(generation)):
             raw = home.find(entry.key)
             try:
                 if raw is not None:

@@ -20,6 +20,7 @@ from broker.blobs import MIB, Changed, Pace, Uploads, fetch, free_space, hash_fi
 from broker.complete import Stat
 from broker.entries import containers_of, entry_of
 from broker.errors import HomeError, SnapshotCorrupt
+from broker.hearsay import heard
 from broker.home import Home, JobKeys, lineage
 from broker.manifest import File, Manifest, checked
 
@@ -131,9 +132,9 @@ def write_parent(home: Home, keys: JobKeys, generation: int, parent: tuple[int, 
 
 
 def read_parent(raw: bytes) -> tuple[int, int] | None:
-    """What `write_parent` wrote."""
+    """What `write_parent` wrote. Raises ValueError, TypeError, LookupError for what it did not."""
     value = json.loads(raw)
-    return (int(value[0]), int(value[1])) if value else None
+    return None if value is None else (int(value[0]), int(value[1]))
 
 
 class _Lineage:
@@ -164,7 +165,11 @@ class _Lineage:
             parent = self.parents[generation]
         else:
             raw = self._objects.get(generation) or self.home.find(self.keys.parent(generation))
-            parent = read_parent(raw) if raw else None
+            try:
+                parent = read_parent(raw) if raw else None
+            except (ValueError, TypeError, LookupError):
+                self.problems.append(f"what machine {generation} started from is damaged")
+                parent = None
         if parent is not None:
             self.expected = True
             self._limits[parent[0]] = parent[1]
@@ -173,20 +178,20 @@ class _Lineage:
     def manifests_of(self, generation: int) -> list[int]:
         found = snapshots_of(self.home, self.keys, generation)
         told = self.seqs.get(generation, 0)
-        newest, heard = max(found, default=0), min(told, self._limits.get(generation, told))
-        if newest < heard:
+        newest, least = max(found, default=0), min(told, self._limits.get(generation, told))
+        if newest < least:
             self.expected = True
             there = f"the newest there is {newest}" if found else "none is there"
             self.problems.append(
-                f"machine {generation} had published snapshots up to {generation}/{heard}, but {there}"
+                f"machine {generation} had published snapshots up to {generation}/{least}, but {there}"
             )
         return found
 
     def closed_seq(self, generation: int) -> int | None:
-        raw = self.home.find(self.keys.closed(generation))
-        seq = json.loads(raw)["seq"] if raw else None
+        said = heard(self.home.find(self.keys.closed(generation)))
+        seq = said.get("seq") if said is not None else None
         self.expected |= bool(seq)
-        return seq
+        return None if seq is None else int(seq)
 
     def walk(self, below: int) -> Iterable[tuple[int, int]]:
         return lineage(below, self.parent_of, self.started, self.manifests_of, self.closed_seq)
@@ -194,8 +199,7 @@ class _Lineage:
 
 def snapshots_of(home: Home, keys: JobKeys, generation: int) -> list[int]:
     """The numbers of a generation's snapshots, oldest first; whatever else its machine has put there is none."""
-    names = [entry.key.rpartition("/")[2] for entry in home.list(keys.manifests(generation))]
-    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+    return sorted(entry.number for entry in home.numbered(keys.manifests(generation)))
 
 
 def walk_lineage(

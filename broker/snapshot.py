@@ -21,7 +21,15 @@ from broker.entries import containers_of, entry_of, kind_of, newest_step, step_o
 from broker.errors import HomeError
 from broker.home import Home, JobKeys
 from broker.manifest import File, Manifest
-from broker.restore import RestoreReport, collect_garbage, download, restore, restore_newest, upload_tree
+from broker.restore import (
+    RestoreReport,
+    collect_garbage,
+    download,
+    restore,
+    restore_newest,
+    snapshots_of,
+    upload_tree,
+)
 
 __all__ = [
     "File",
@@ -262,8 +270,7 @@ class Snapshotter:
     def _write(self, manifest: Manifest) -> Manifest:
         """Put the manifest under the next free number, once. A replay that finds its own bytes there has succeeded."""
         if self._seq is None:
-            present = self.home.list(self.keys.manifests(self.generation))
-            self._seq = max((int(entry.key.rpartition("/")[2]) for entry in present), default=0)
+            self._seq = max(snapshots_of(self.home, self.keys, self.generation), default=0)
         manifest = replace(manifest, seq=self._seq + 1)
         key, raw = self.keys.manifest(self.generation, manifest.seq), manifest.to_bytes()
         if not self.home.create(key, raw) and self.home.find(key) != raw:

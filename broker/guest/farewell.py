@@ -16,6 +16,7 @@ from broker.guest.uplink import Uplink
 
 AFTER_NOTICE = 60.0  # seconds past a notice's end, should the machine still be there; its successor then starts anyway
 LAST_BEAT = 10.0
+LAST_OUTPUT = 60.0  # seconds, and a fifth of what is left, in which the output goes out before the last words
 FINISHED = 6  # times the usual patience: for work that is done and would be lost
 
 
@@ -87,6 +88,9 @@ def close(
         "last_step": ending.last_step,
         "kept_until": None if kept is None else clock.now() + kept - time.monotonic(),
     }
+    # The broker may end this machine once it has heard of the end, so the output is out before.
+    ends = ending.cause.ends if ending.cause is not None and ending.cause.ends is not None else until
+    uplink.flush(min(LAST_OUTPUT, 0.2 * max(0.0, min(ends, until) - time.monotonic())))
     until = max(until, time.monotonic() + LAST_BEAT)
     # `closed` lets the next program start, so the result that may make it needless is there before.
     words = [(keys.result(generation), result, "result")]

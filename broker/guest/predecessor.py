@@ -34,11 +34,11 @@ def wait_for_predecessor(home: Home, keys: JobKeys, uplink: Uplink, clock: Clock
 def succeeded_before(home: Home, keys: JobKeys, generation: int) -> dict[str, Any] | None:
     """The result of an earlier generation that succeeded, as this one's own; None if there is none."""
     for earlier in range(generation - 1, max(0, generation - 1 - RESULTS), -1):
-        raw = home.find(keys.result(earlier))
-        if raw is None:
-            continue
-        result = json.loads(raw)
-        if result.get("outcome") == "succeeded":
+        try:
+            result = json.loads(home.find(keys.result(earlier)) or b"{}")
+        except ValueError:
+            continue  # whoever had that machine may have written what they liked
+        if isinstance(result, dict) and result.get("outcome") == "succeeded":
             return {
                 "outcome": "succeeded",
                 "reason": f"generation {earlier} had succeeded; nothing was started",

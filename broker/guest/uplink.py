@@ -164,8 +164,8 @@ class Uplink(threading.Thread):
 
     def _ship(self) -> bool:
         if self._log_seq is None:
-            old = self.home.list(self.keys.logs(self.boot.generation))
-            self._log_seq = max((int(entry.key.rpartition("/")[2]) for entry in old), default=0)
+            old = self.home.numbered(self.keys.logs(self.boot.generation))
+            self._log_seq = max((entry.number for entry in old), default=0)
         while part := self.log.part():
             self.home.put(self.keys.log(self.boot.generation, self._log_seq + 1), part)
             self._log_seq += 1

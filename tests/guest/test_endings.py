@@ -45,6 +45,14 @@ def test_success(job):
     assert job.home.find(job.keys.boot(1)) is None, "the boot object is read once"
 
 
+@pytest.mark.parametrize("end", ["exit 0", "exit 1"])
+def test_all_output_is_out_before_the_end_is_told(job, end):
+    """A broker that hears of the end ends the machine, and what is on its way then is lost."""
+    placement = job.task(f"head -c 25000000 /dev/zero | tr '\\0' x; echo; echo accuracy 0.93; {end}").place()
+    wait_for(lambda: placement.result, what="a result")
+    assert placement.log.splitlines()[-2:][0] == "accuracy 0.93"
+
+
 @pytest.mark.parametrize(
     ("script", "code", "reason"),
     [("exit 1", 1, "exit 1"), ("kill -9 $$", 137, "exit 137 (killed)"), ("exit 143", 143, "exit 143")],

@@ -52,7 +52,11 @@ class Log:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    return Log(load(state=tmp_path / "state", file=tmp_path / "config.toml"), tmp_path)
+    made = Log(load(state=tmp_path / "state", file=tmp_path / "config.toml"), tmp_path)
+    # What a file manager leaves in a folder that somebody has looked into is no part of the output.
+    (made.folder / JobKeys("j-1").logs(1)).mkdir(parents=True)
+    (made.folder / JobKeys("j-1").logs(1) / ".DS_Store").write_bytes(b"not ours\n")
+    return made
 
 
 def cut(text: bytes, lot: random.Random) -> list[bytes]:

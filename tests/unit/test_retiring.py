@@ -9,6 +9,8 @@ import pytest
 from unit.stage import START, Stage, offer
 
 from broker.errors import AuthFailed
+from broker.messages import Messages
+from broker.notify import Notify
 from broker.offer import Market
 
 NO_KEY = AuthFailed("there is no key for fake", provider="fake", code="no key", fix="broker check fake takes a key")
@@ -57,3 +59,16 @@ def test_a_stop_before_the_launch_call_rents_nothing(stage: Stage, tmp_path: Pat
     job.stop()
     assert stage.run(job).status == "stopped", stage.story(job)
     assert not stage.cloud.rented
+
+
+def test_who_is_told_of_a_job_is_told_of_it_again_once_it_is_taken_up(stage: Stage, tmp_path: Path) -> None:
+    """Also where it ends twice before a machine of it was ever had."""
+    heard = tmp_path / "heard"
+    stage.cloud.limit("*", 0)
+    messages = Messages(stage.config, stage.store)
+    job = stage.submit(notify=Notify(command=f"cat >>{heard}"), spot="never")
+    for _ in range(2):
+        assert stage.run(job).status == "unavailable", stage.story(job)
+        assert [item.what for item in messages.send()] == ["nothing"]
+        job.resume()
+    assert heard.read_text().count("unavailable") == 2, heard.read_text()

@@ -171,6 +171,34 @@ def test_fewer_manifests_than_were_told_of_are_a_problem_only(runs: Runs, home: 
     )
 
 
+def test_what_else_lies_among_the_snapshots_is_none(runs: Runs, home: Home, tmp_path: Path) -> None:
+    """Such as what a file manager leaves in a folder that somebody has looked into: it stops no machine's snapshots."""
+    runs.publish(1, [11])
+    home.put(f"{KEYS.manifests(1)}/.DS_Store", b"x")
+    runs.publish(1, [12])  # by a guest that was started again
+    assert runs.restored(2) == 12
+
+
+def test_a_damaged_last_word_is_no_word(runs: Runs, home: Home) -> None:
+    runs.publish(1, [11, 12])
+    home.put(KEYS.closed(1), b'{"seq"')
+    assert runs.restored(2) == 12
+
+
+def test_where_it_is_unknown_what_a_machine_started_from_nothing_is_started_from_nothing(
+    runs: Runs, home: Home, tmp_path: Path
+) -> None:
+    runs.publish(1, [11])
+    runs.publish(2, [21], parent=(1, 1))
+    home.put(KEYS.parent(2), b"{}")
+    assert runs.restored(3) == 21
+    assert runs.restored(3, {2: (1, 1)}) == 21
+    home.delete([KEYS.manifest(2, 1)])
+    with pytest.raises(SnapshotCorrupt, match="what machine 2 started from is damaged"):
+        restore_newest(home, KEYS, 3, tmp_path / "target", {})
+    assert runs.restored(3, {2: (1, 1)}) == 11
+
+
 def test_a_job_without_snapshots_starts_from_nothing(runs: Runs, home: Home, tmp_path: Path) -> None:
     assert restore_newest(home, KEYS, 1, tmp_path / "target", {}) == (None, ())
     runs.publish(1, [])
