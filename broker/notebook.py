@@ -30,7 +30,7 @@ def of_plan(plan: Plan) -> str:
     from broker.cli.offers import plan_lines
     from broker.cli.tables import labelled, plan_table
 
-    return html([plan_table(plan), "", labelled(plan_lines(plan))])
+    return html([plan_table(plan, WIDTH), "", labelled(plan_lines(plan))])
 
 
 def of_job(job: Job) -> str:

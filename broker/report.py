@@ -389,12 +389,12 @@ def with_steps(report: Report, logs: Mapping[int, Series], firsts: Mapping[int, 
 
     def move(one: Move) -> Move:
         old, new = found.get(one.source), found.get(one.target)
-        one = replace(one, startup=took.get(one.target))
+        one = replace(one, startup=took.get(one.target), reached=int(old.last) if old else one.reached)
         if old is None or new is None:
             return one
         again = max(0, round(old.last - new.first + min(new.spacing, new.first)))
         # Some print an epoch when it begins and some when it ends: how much of one was lost nobody can say.
-        return replace(one, reached=int(old.last), resumed=int(new.first), lost=again if new.unit == "step" else None)
+        return replace(one, resumed=int(new.first), lost=again if new.unit == "step" else None)
 
     unit, stays = next(iter(found.values())).unit, tuple(map(stay, report.stays))
     took = {one.generation: one.startup for one in stays}

@@ -43,4 +43,4 @@ def cost_verb(
         return screen.say("nothing was rented" + (f" since {since}" if since else ""))
     from broker.cli.tables import costs_table
 
-    return screen.show(costs_table(lines, by))
+    return screen.show(costs_table(lines, by, screen.width))

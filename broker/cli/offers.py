@@ -204,7 +204,7 @@ def show_plan(
     put = screen.say if talk else screen.show
     table = bool(plan.decision.ranked or plan.decision.rejected)
     if table:
-        put(plan_table(plan, everything=everything))
+        put(plan_table(plan, screen.width, everything=everything))
     ranked = plan.decision.ranked
     if explain and ranked and ranked[0].finish is not None:
         from broker.cli.tables import RANKED, parts_table

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from broker.ledger import Line
     from broker.policy.decision import Candidate
 
-WIDE = 90
+FOLDED = 16
+"""Columns of the screen that what may wrap is given at least."""
 TAKEN = {0: "< 5 %", 1: "5-10 %", 2: "10-15 %", 3: "15-20 %", 4: "> 20 %"}
 """The bands of EC2's Spot Instance Advisor: the share of such machines taken back in the past month."""
 STATUS_COLORS = {
@@ -86,6 +87,32 @@ def table(*columns: str, right: Iterable[str] = (), fold: Iterable[str] = ()) ->
     return made
 
 
+def fit(made: Table, width: int, *spare: str) -> Table:
+    """The table without as many of its spare columns, the first named first, as do not fit a screen of that width."""
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    kept = list(made.columns)
+
+    def needed() -> int:
+        longest = [max(cell_len(str(cell)) for cell in (column.header, *column.cells)) for column in kept]
+        return sum(
+            2 + (length if column.no_wrap else min(length, FOLDED))
+            for column, length in zip(kept, longest, strict=True)
+        )
+
+    for name in spare:
+        if needed() - 2 <= width:
+            break
+        kept = [column for column in kept if column.header != name]
+    slim = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in kept:
+        slim.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+    for row, cells in zip(made.rows, zip(*(column.cells for column in kept), strict=True), strict=True):
+        slim.add_row(*cells, style=row.style)
+    return slim
+
+
 def where(provider: str, region: str, zone: str) -> str:
     """A place in short: most zones carry their region's name already."""
     parts = (provider, zone) if zone.startswith(region) and zone else (provider, region, zone)
@@ -144,7 +171,7 @@ def price_parts(offers: Sequence[Offer]) -> dict[str, Callable[[Offer], float]]:
 
 def offers_table(offers: Sequence[Offer], width: int) -> Table:
     """What can be rented now, one line per offer; USD per hour, on a narrow screen without the parts of the price."""
-    parts = price_parts(offers) if width >= WIDE else {}
+    parts = price_parts(offers)
     cards = any(offer.gpu for offer in offers)
     usual = {o.key.rpartition("/")[0]: o.price for o in offers if o.market is Market.ON_DEMAND}
     signs: dict[str, Callable[[Offer], str]] = {
@@ -152,7 +179,7 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
         "TAKEN/MONTH": taken,
         "PRICE OF": lambda offer: f"{age(time.time() - at)} ago" if (at := offer.extra.get("price_at")) else "",
     }
-    signs = {name: show for name, show in signs.items() if width >= WIDE and any(show(offer) for offer in offers)}
+    signs = {name: show for name, show in signs.items() if any(show(offer) for offer in offers)}
     more = ["TRUST"] if any(offer.trust is not Trust.CLOUD for offer in offers) else []
     more += ["RENT"] if any(offer.blocked for offer in offers) else []
     made = table(
@@ -171,7 +198,9 @@ def offers_table(offers: Sequence[Offer], width: int) -> Table:
             *([str(offer.trust)] if "TRUST" in more else []), *([mark(offer.blocked)] if "RENT" in more else []),
             style="dim" if offer.blocked else None,
         )  # fmt: skip
-    return made
+    return fit(
+        made, width, "ADDRESS", "DISK", "MACHINE", "PRICE OF", "TAKEN/MONTH", "SAVES", "USD/GPU-h", "NOTICE", "RENT"
+    )
 
 
 def mark(blocked: str) -> str:
@@ -179,8 +208,11 @@ def mark(blocked: str) -> str:
     return re.split(r"[:;,(]", blocked, maxsplit=1)[0].strip()[:30]
 
 
-def plan_table(plan: Plan, *, everything: bool = False) -> Table:
-    """The ranked offers with full prices and what finishing costs where that is known, then what was passed over."""
+def plan_table(plan: Plan, width: int, *, everything: bool = False) -> Table:
+    """The ranked offers with full prices and what finishing costs where that is known, then what was passed over.
+
+    On a narrow screen without the parts of the price.
+    """
     decision = plan.decision
     known = bool(decision.ranked and decision.ranked[0].finish)
     parts = price_parts([*(entry.offer for entry in decision.ranked), *(entry.offer for entry in decision.rejected)])
@@ -210,7 +242,7 @@ def plan_table(plan: Plan, *, everything: bool = False) -> Table:
         )  # fmt: skip
     if not everything and len(rejected) > REJECTED:
         made.add_row("", f"… {len(rejected) - REJECTED} more passed over", style="dim")
-    return made
+    return fit(made, width, "ADDRESS", "DISK", "MACHINE")
 
 
 def parts_table(ranked: Sequence[Candidate]) -> Table:
@@ -275,24 +307,21 @@ def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
     """Jobs, one a line; on a narrow screen without the price per hour and the number of moves."""
     from rich.text import Text
 
-    wide = ("USD/h",) if width >= WIDE else ()
-    moves = ("MOVES",) if width >= WIDE else ()
     made = table(
-        "JOB", "STATUS", "WHERE", *wide, "SPENT", *moves, "PROGRESS", "AGE",
+        "JOB", "STATUS", "WHERE", "USD/h", "SPENT", "MOVES", "PROGRESS", "AGE",
         right=("USD/h", "SPENT", "MOVES", "PROGRESS", "AGE"), fold=("JOB",),
     )  # fmt: skip
     for row in rows:
         status = Text(row["status"], style=STATUS_COLORS.get(row["status"], ""))
         place = f"{row['place']} {market(row['market'])}" if row["place"] else "–"
-        hourly = (price(row["hourly"]),) if wide else ()
         made.add_row(
-            row["id"], status, place, *hourly, money(row["spent"]), *([str(row["moves"])] if moves else ()),
+            row["id"], status, place, price(row["hourly"]), money(row["spent"]), str(row["moves"]),
             progress(row["step"], row["total"]), age(row["age"]),
         )  # fmt: skip
-    return made
+    return fit(made, width, "MOVES", "USD/h")
 
 
-def costs_table(lines: Sequence[Line], by: str) -> Table:
+def costs_table(lines: Sequence[Line], by: str, width: int) -> Table:
     """The ledger with its sums; simulated money never adds to real."""
     from broker.ledger import total
 
@@ -310,7 +339,7 @@ def costs_table(lines: Sequence[Line], by: str) -> Table:
             saved = f"{'-' if line.saved < 0 else ''}{money(abs(line.saved))}{share}"
         hours = f"{line.hours:.2f}" if line.hours >= 0.01 else "< 0.01"
         made.add_row(line.what, money(line.spent, simulated=line.simulated), usual, saved, hours, str(line.machines))
-    return made
+    return fit(made, width, "MACHINES", "HOURS", "ON DEMAND")
 
 
 def age(seconds: float) -> str:

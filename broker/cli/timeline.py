@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.cli.tables import duration, market, money, price, table
+from broker.cli.tables import duration, fit, market, money, price, table
 from broker.report import Move, Report, Stay
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def render(report: Report, width: int) -> list[RenderableType]:
 
     parts: list[RenderableType] = [_head(report), Text()]
     if report.stays:
-        parts += [_placements(report), Text(), *lanes(report, width), Text()]
+        parts += [_placements(report, width), Text(), *lanes(report, width), Text()]
     if report.moves:
-        parts += [_moves(report.moves, report.unit), Text()]
+        parts += [_moves(report.moves, report.unit, width), Text()]
     for text in report.refused[:5]:
         parts.append(Text(f"passed over  {text}", style="dim"))
     for text in report.warnings[:5]:
@@ -66,7 +66,7 @@ def _head(report: Report) -> Text:
     return head
 
 
-def _placements(report: Report) -> RenderableType:
+def _placements(report: Report, width: int) -> RenderableType:
     made = table(
         "#",
         "WHERE",
@@ -90,13 +90,12 @@ def _placements(report: Report) -> RenderableType:
             str(stay.generation), stay.place, market(stay.market), price(stay.hourly), money(stay.cost),
             _startup(stay.startup), steps, str(stay.saves), stay.note or _short(stay.why),
         )  # fmt: skip
-    return made
+    return fit(made, width, "SNAPSHOTS", "STARTUP", "USD/h")
 
 
 def _short(why: str) -> str:
-    """A decision's reason without what the other columns say."""
-    head, _, rest = why.partition("; ")
-    return re.sub(r"on-demand would be [\d.]+, (?=saves)", "", rest or head)
+    """A decision's reason without what the other columns say: a first one without more says nothing else."""
+    return re.sub(r"on-demand would be [\d.]+, (?=saves)", "", why.partition("; ")[2]) or "best offer"
 
 
 def lanes(report: Report, width: int) -> list[Text]:
@@ -123,12 +122,9 @@ def _legend(used: set[str], margin: int, width: int) -> Text:
     """What the characters mean, below the lanes; from the edge where it is too long for that."""
     from rich.text import Text
 
-    legend = Text()
-    for what, word in WORDS.items():
-        if what in used:
-            legend.append({**GLYPHS, **MARKS}[what], style=COLORS[what])
-            legend.append(f" {word}  ", style="dim")
-    legend.right_crop(2)
+    signs = {**GLYPHS, **MARKS}
+    shown = [Text.assemble((signs[what], COLORS[what]), (f" {WORDS[what]}", "dim")) for what in WORDS if what in used]
+    legend = Text("  ").join(shown)
     indent = min(margin, max(0, width - len(legend)))
     return Text(" " * indent).append_text(legend)
 
@@ -174,7 +170,7 @@ def _tick(seconds: float, step: float) -> str:
     return f"{seconds // length:.0f}{unit}" if seconds else "0"
 
 
-def _moves(moves: Sequence[Move], unit: str) -> RenderableType:
+def _moves(moves: Sequence[Move], unit: str, width: int) -> RenderableType:
     """Each move in steps, then how long no program ran, how much of that was setup, and the new machine's startup."""
     numbers = ("REACHED", "RESTORED", "WENT ON AT", "LOST", "DOWN FOR", "SETUP", "STARTUP")
     made = table("MOVE", "WHY", *numbers, right=numbers)
@@ -191,7 +187,7 @@ def _moves(moves: Sequence[Move], unit: str) -> RenderableType:
             f"{move.setup:.1f} s",
             _startup(move.startup),
         )
-    return made
+    return fit(made, width, "STARTUP", "SETUP")
 
 
 def _startup(seconds: float | None) -> str:

@@ -189,7 +189,8 @@ class Preparation:
                 c.log.say(problem)
             c.status.timing("restore", time.monotonic() - begun)
         if (manifest := self.restored) is not None:
-            c.log.say(f"restored snapshot {manifest.generation}/{manifest.seq}, step {manifest.step}")
+            at = "" if manifest.step is None else f", step {manifest.step}"
+            c.log.say(f"restored snapshot {manifest.generation}/{manifest.seq}{at}")
             own = manifest.seq if manifest.generation == c.generation else 0
             c.status.set(restored=[manifest.generation, manifest.seq], seq=max(own, c.status.get("seq")))
         if not c.status.get("parent_written"):
