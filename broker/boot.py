@@ -8,13 +8,13 @@ becomes the guest. A machine that comes back finds all of it on its disk.
 
 from __future__ import annotations
 
-import ast
 import base64
 import hashlib
 import importlib
 import importlib.util
 import io
 import math
+import re
 import shlex
 import time
 import zipfile
@@ -45,6 +45,7 @@ END_COMMANDS = {Kind.BARE: "kill -KILL 0", Kind.CONTAINER: "kill -KILL -1", Kind
 MACHINES = {"x86_64": "x86_64|amd64", "aarch64": "aarch64|arm64"}  # what `uname -m` says
 FETCH_FOR = 600  # seconds for which the boot script and the guest are tried
 OLDEST_PYTHON = (3, 11)
+IMPORT = re.compile(r"^[ \t]*from broker(?:\.(\w+)[\w.]*)? import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
 def guest_zipapp(providers: Iterable[str] | None = None) -> tuple[bytes, str]:
@@ -77,12 +78,10 @@ def guest_zipapp(providers: Iterable[str] | None = None) -> tuple[bytes, str]:
 
 
 def _imports(source: bytes) -> set[str]:
-    """The modules directly below `broker` that a source imports anywhere."""
+    """The modules directly below `broker` that a source imports anywhere, or only has a text say so."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "broker":
-            rest = node.module.split(".")[1:]
-            found |= {rest[0]} if rest else {alias.name for alias in node.names}
+    for module, names in IMPORT.findall(source.decode()):
+        found |= {module} if module else {name.split()[0] for name in names.strip("()").split(",") if name.strip()}
     return found
 
 

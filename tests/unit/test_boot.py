@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import os
@@ -46,7 +47,13 @@ def test_the_zip_is_the_same_every_time_and_runs_alone(tmp_path):
     raw, sha256 = guest_zipapp()
     assert (raw, sha256) == guest_zipapp()
     assert sha256 == hashlib.sha256(raw).hexdigest()
-    names = set(zipfile.ZipFile(io.BytesIO(raw)).namelist())
+    zipped = zipfile.ZipFile(io.BytesIO(raw))
+    names = set(zipped.namelist())
+    for name in names - {"__main__.py"}:
+        for node in ast.walk(ast.parse(zipped.read(name))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "broker":
+                wanted = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                assert all({f"broker/{one}.py", f"broker/{one}/__init__.py"} & names for one in wanted), (name, wanted)
     assert {"__main__.py", "broker/home.py", "broker/guest/__init__.py", "broker_local/guest.py"} <= names
     assert not names & {"broker/task.py", "broker/lifecycle.py", "broker/store.py", "broker/job.py"}
     (tmp_path / "guest.pyz").write_bytes(raw)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,9 @@ class Training:
 
 @pytest.fixture
 def needs_numpy() -> None:
-    pytest.importorskip("numpy")
-    pytest.importorskip("sklearn")
+    for name in ("numpy", "sklearn"):
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
 
 
 @pytest.mark.usefixtures("needs_numpy")
