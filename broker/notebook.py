@@ -12,8 +12,14 @@ if TYPE_CHECKING:
 
     from broker.job import Job, Plan
 
-WIDTH = 120
+WIDTH = 100
+"""Columns, which fit the usual page beside a notebook's panes."""
 FORMAT = '<pre style="line-height:1.25;font-family:monospace;white-space:pre;overflow-x:auto">{code}</pre>'
+SEEN = [
+    (128, 128, 128), (217, 72, 72), (38, 158, 76), (184, 134, 11),
+    (64, 128, 224), (176, 92, 184), (24, 150, 160), (128, 128, 128),
+]  # fmt: skip
+"""Black, red, green, yellow, blue, magenta, cyan and white, each read on white as well as on black."""
 
 
 class Offers(list[Offer]):
@@ -44,8 +50,11 @@ def of_job(job: Job) -> str:
 def html(parts: list[RenderableType]) -> str:
     """Rich's renderables in one `pre`, coloured by inline styles, with nothing of them taken for markup."""
     from rich.console import Console
+    from rich.terminal_theme import TerminalTheme
 
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False, emoji=False)
     for part in parts:
         console.print(part, markup=False)
-    return console.export_html(inline_styles=True, code_format=FORMAT)
+    # Rich's own greens and yellows are hard to read on a dark page; these are seen on either.
+    middle = TerminalTheme((255, 255, 255), (0, 0, 0), SEEN, SEEN)
+    return console.export_html(inline_styles=True, code_format=FORMAT, theme=middle)
