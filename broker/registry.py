@@ -12,8 +12,10 @@ never a silent override.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,21 @@ def missing(name: str, error: ModuleNotFoundError) -> ConfigError:
     return ConfigError(f"provider {name!r} {NEEDS} {error.name}", fix=f"pip install {wanted}")
 
 
-def _found() -> dict[str, metadata.EntryPoint]:
+def _found() -> Mapping[str, metadata.EntryPoint]:
+    return _read(tuple((path, _changed(path)) for path in sys.path))
+
+
+def _changed(path: str) -> float:
+    """When something was last installed there, or taken away; zero for no folder."""
+    try:
+        return Path(path).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@lru_cache(maxsize=2)
+def _read(_path: tuple[tuple[str, float], ...]) -> Mapping[str, metadata.EntryPoint]:
+    """Read what every distribution here declares, which takes longer than most of what is then done with it."""
     found: dict[str, metadata.EntryPoint] = {}
     for entry in (*metadata.entry_points(group=GROUP), *_of_source_tree()):
         other = found.get(entry.name)
