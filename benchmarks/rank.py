@@ -3,10 +3,10 @@
     python benchmarks/rank.py [OFFERS]        # 100,000 unless said otherwise
 
 The cost holds hazards by place and card, lost work, restarts, and the checkpoint's egress; once more with the age of
-every zone, nights and weekends, and a week of prices of its own for one offer in a hundred. The first thousand are exact
-(`Reckoning.order`). Beside it stands the whole decision:
-what fits, what cools down, what is rejected and why, and a candidate for each offer. All are measured in turns and the
-fastest round of each counts. The last line is the figure, the larger of both; the exit code is 1 where it is over 5x.
+every zone, nights and weekends, and a week of prices of its own for one offer in a hundred: then the first thousand are
+exact, see `Reckoning.order`. Beside it stands the whole decision: what fits, what cools down, what is rejected and why,
+and a candidate for each offer. All are measured in turns and the fastest round of each counts. The last line is the
+figure, the larger of the two; the exit code is 1 where it is more than 5x.
 """
 
 from __future__ import annotations

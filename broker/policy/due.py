@@ -26,9 +26,10 @@ class Due:
     """When the work must be done, and what is known of the market for it.
 
     at: the deadline, seconds since the epoch. tick: hours until this is asked again. sky: what was seen of spot zones,
-    by `zone`. prices: what each zone's machine cost when it was last seen, USD per hour. running: what the job's
-    machine is, and starting: the hours that its start-up still takes. began: it has had a machine before. reserve: the
-    hours before the deadline at which the machine begins to save and end, so that the work must be done by then.
+    by `zone`. prices: USD per hour that each zone's machine cost when it was last seen, for those that are gone.
+    running: what the job's machine is, and starting: the hours that its start-up still takes. began: it has had a
+    machine before. reserve: the hours before the deadline at which the machine begins to save and end, so that the work
+    must be done by then.
     """
 
     at: float
@@ -124,7 +125,7 @@ def _situation(
         if c.offer.market is Market.SPOT:
             name = zone(c.offer)
             up = seen[name] if name in seen and seen[name].up else Zone(at, True, name)
-            price = c.cost * pace / prospect.speed_of(c.offer)
+            price = _mean(c) * pace / prospect.speed_of(c.offer)
             spots[name] = Spot(name, True, up.hazard(at), price, up.lasts(at, prospect.hours / pace))
     for name, standing in seen.items():
         if name not in spots and name in due.prices:
@@ -141,6 +142,13 @@ def _situation(
         starting=due.starting,
         refusals=due.refusals,
     )
+
+
+def _mean(candidate: Candidate) -> float:
+    """USD per hour over the hours that the work takes, as `finish` reckons it: by night the price now is none of the
+    day's."""
+    season = candidate.finish.season if candidate.finish is not None else 1.0
+    return candidate.cost + (season - 1) * candidate.offer.price
 
 
 def _chances(now: Situation, due: Due, work: float, in_time: Candidate | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from broker.outlook import planned
 from broker.policy import Memory, Wish
 from broker.policy.cost import Prospect
 from broker.policy.due import Due, told
+from broker.policy.past import Past
 from broker.policy.record import Inputs, decide
+from broker.policy.season import Season
 from broker.policy.timing import Choice
 from broker.task import Checkpoint, Task, Work
 
@@ -152,7 +155,8 @@ def test_a_deadline_that_passed_before_anything_was_rented_says_so(tmp_path: Pat
 
 def decision(offers: Sequence[Any], hours: float, time: float, **more: Any) -> Any:
     wish = Wish((OfferQuery(),), prospect=Prospect(hours, speed=more.pop("speed", {})), spot=more.pop("spot", "auto"))
-    return decide(Inputs(tuple(offers), wish, Memory(), START, due=Due(START + time * HOUR, **more)))
+    past, now = more.pop("past", None), more.pop("now", START)
+    return decide(Inputs(tuple(offers), wish, Memory(), now, due=Due(now + time * HOUR, **more), past=past))
 
 
 def test_a_deadline_that_cannot_be_met_is_said_with_what_would_do() -> None:
@@ -200,6 +204,25 @@ def test_a_faster_card_counts_as_a_cheaper_one() -> None:
     steady = offer("a1", Market.ON_DEMAND)
     assert decision([slow, fast, steady], 10.0, 20.0, speed={"H100": 2.1}).offer == fast
     assert decision([slow, fast, steady], 10.0, 20.0).offer == slow
+
+
+def test_the_price_over_the_work_decides_and_not_the_present_one() -> None:
+    """By night spot at 0.95 of on demand is dearer than it on average of a day's work, at noon it is cheaper."""
+    noon = datetime(2026, 12, 1, 12, tzinfo=UTC).timestamp()  # a Tuesday
+    market = [offer("a1", price=0.95, interruption=1e-4), offer("a1", Market.ON_DEMAND, 1.0)]
+
+    def at(now: float) -> Any:
+        return decision(market, 24.0, 72.0, now=now, past=Past()).timing
+
+    assert at(noon).choice is Choice.SPOT
+    assert (at(noon + 11 * HOUR).choice, at(noon + 11 * HOUR).why) == (
+        Choice.ON_DEMAND,
+        "no spot price is below on-demand's",
+    )
+    day = Season((*(1.0 if 7 <= hour < 22 else 2.0 for hour in range(24)), *(1.0 for _ in range(24))))
+    dear = Past({market[0].key: day})
+    assert decision(market, 24.0, 72.0, now=noon, past=dear).timing.choice is Choice.ON_DEMAND, "its nights are dear"
+    assert decision(market, 8.0, 72.0, now=noon, past=dear).timing.choice is Choice.SPOT, "done before the night"
 
 
 def test_a_deadline_without_work_is_refused(tmp_path: Path, stages: list[Stage]) -> None:
