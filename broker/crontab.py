@@ -16,18 +16,18 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from broker.config import Config
 from broker.errors import ConfigError
 from broker.schedule import Schedule, minutes
 
-NO_CRON = (
-    "install cron (Debian: apt-get install cron), or add --systemd, or add --up and keep `broker up` running on this "
-    "computer"
-)
+ELSE = "add --systemd, or add --up and keep `broker up` running on this computer"
+NO_CRON = f"install cron (Debian: apt-get install cron), or {ELSE}"
+LONGEST = 998
+"""Bytes of a command: Debian's crontab(5)."""
 
 
 def command(name: str, config: Config) -> list[str]:
@@ -41,10 +41,8 @@ def command(name: str, config: Config) -> list[str]:
 
 def line(name: str, schedule: Schedule, config: Config, mark: str, now: float) -> str:
     """The crontab's line. In it a `%` would end the command, so it is escaped (crontab(5))."""
-    system = datetime.fromtimestamp(now).astimezone().tzinfo
-    assert system is not None
     shell = " ".join(map(shlex.quote, command(name, config))).replace("%", r"\%")
-    return f"{_listed(minutes(schedule, system, now))} * * * * {shell} {_marked(name, mark)}"
+    return f"{_listed(minutes(schedule, None, now))} * * * * {shell} {_marked(name, mark)}"
 
 
 def _listed(found: Sequence[int]) -> str:
@@ -63,23 +61,24 @@ def plain(name: str) -> str:
     return slug if slug == name else f"{slug}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def install(text: str, name: str, config: Config, mark: str) -> None:
-    """Put a line into the crontab, over the one that was there for it. Raises ConfigError without cron."""
-    _edit(config, lambda lines: [*_others(lines, name, mark), text])
+def install(text: str, name: str, mark: str) -> None:
+    """Put a line into the crontab, in the place of the one that was there for it.
+
+    Raises ConfigError without cron, or where it does not keep the line.
+    """
+    if (size := len(os.fsencode(text.split(" ", 5)[5]))) > LONGEST:
+        raise ConfigError(
+            f"the command in the crontab would be {size} bytes long, and cron takes {LONGEST}",
+            fix=f"a shorter SPOTBROKER_STATE, SPOTBROKER_CONFIG or PYTHONPATH; or {ELSE}",
+        )
+    _edit(name, mark, [text])
+    if text not in _read():
+        raise ConfigError("the crontab does not keep the schedule's line", fix=ELSE)
 
 
-def uninstall(name: str, config: Config, mark: str) -> bool:
+def uninstall(name: str, mark: str) -> bool:
     """Take a schedule's line out of the crontab; False where there was none, or is no cron."""
-    if shutil.which("crontab") is None:
-        return False
-    return _edit(config, lambda lines: _others(lines, name, mark))
-
-
-def installed(mark: str) -> list[str]:
-    """The lines of this installation that are in the crontab."""
-    if shutil.which("crontab") is None:
-        return []
-    return [entry for entry in _read() if f"# spotbroker:{mark}:" in entry]
+    return shutil.which("crontab") is not None and _edit(name, mark, [])
 
 
 def daemon_runs() -> bool:
@@ -94,39 +93,46 @@ def daemon_runs() -> bool:
     return True
 
 
-def _others(lines: Sequence[str], name: str, mark: str) -> list[str]:
-    return [entry for entry in lines if not entry.endswith(_marked(name, mark))]
-
-
-def _edit(config: Config, change: object) -> bool:
-    """Read, change and write the crontab, one at a time; was anything different?"""
-    assert callable(change)
-    with _alone(config):
+def _edit(name: str, mark: str, wanted: list[str]) -> bool:
+    """Have these lines in the place of those of a schedule, and nothing else changed; was anything different?"""
+    with _alone():
         before = _read()
-        after: list[str] = change(before)
+        ours = [at for at, entry in enumerate(before) if entry.endswith(_marked(name, mark))]
+        first = ours[0] if ours else len(before)
+        others = [entry for at, entry in enumerate(before) if at > first and at not in ours]
+        after = [*before[:first], *wanted, *others]
         if after == before:
             return False
-        text = "".join(f"{entry}\n" for entry in after)
-        done = subprocess.run(["crontab", "-"], input=text, capture_output=True, text=True, check=False)
+        done = _crontab("-", "".join(f"{entry}\n" for entry in after))
         if done.returncode:
-            raise ConfigError(f"the crontab was not taken: {done.stderr.strip()}", fix=NO_CRON)
+            raise ConfigError(f"the crontab was not taken: {done.stderr.strip()}", fix=ELSE)
     return True
 
 
 def _read() -> list[str]:
-    """The user's crontab; empty where there is none yet. Raises ConfigError where it cannot be read."""
+    """The lines of the user's crontab; none where there is none yet. Raises ConfigError where it cannot be read."""
     if shutil.which("crontab") is None:
         raise ConfigError("there is no cron on this computer", fix=NO_CRON)
-    done = subprocess.run(["crontab", "-l"], capture_output=True, text=True, check=False)
-    if done.returncode and "no crontab" not in done.stderr.lower():
-        raise ConfigError(f"the crontab cannot be read: {done.stderr.strip()}", fix=NO_CRON)
-    return done.stdout.splitlines() if not done.returncode else []
+    done = _crontab("-l")
+    # The second is BusyBox's.
+    if done.returncode and not any(words in done.stderr.lower() for words in ("no crontab", "no such file")):
+        raise ConfigError(f"the crontab cannot be read: {done.stderr.strip()}", fix=ELSE)
+    text = "" if done.returncode else done.stdout
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _crontab(argument: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The user's own lines come through byte by byte, whatever they are written in."""
+    given = None if text is None else os.fsencode(text)
+    done = subprocess.run(["crontab", argument], input=given, capture_output=True, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 @contextlib.contextmanager
-def _alone(config: Config) -> Iterator[None]:
-    config.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = os.open(config.state / "crontab.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _alone() -> Iterator[None]:
+    """One at a time: all installations of a user have one crontab."""
+    path = Path(tempfile.gettempdir()) / f"spotbroker-crontab-{os.getuid()}.lock"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -136,9 +142,7 @@ def _alone(config: Config) -> Iterator[None]:
 
 def units(name: str, schedule: Schedule, config: Config, now: float) -> dict[str, str]:
     """A systemd user service and its timer, by file name."""
-    system, slug = datetime.fromtimestamp(now).astimezone().tzinfo, plain(name)
-    assert system is not None
-    found = minutes(schedule, system, now)
+    slug, found = plain(name), minutes(schedule, None, now)
     at = "*" if len(found) == 60 else ",".join(f"{minute:02d}" for minute in found)
     start = " ".join(_unit_quoted(word) for word in command(name, config))
     service = f"""[Unit]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -39,12 +40,17 @@ NICKNAMES: Mapping[str, str] = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
+FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+STEPS = ((60, "every hour"), (24, "every day"), (31, "every month"), (12, "every year"), (7, "every week"))
+"""The longest step of each field, and what a longer one comes to."""
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "L")
 LATE = 600.0
 """Seconds after its time within which a run is not missed yet: brokers look again and again, and computers are busy."""
 AROUND = 26 * 3600.0
 """Seconds before a moment from which runs are counted, so that a clock that was set back is seen whole."""
 LONGEST = 400 * 86400.0
+PER_MONTH = 400
+"""Runs of each month that are looked at for the minutes at which they come."""
 WORTH_WAITING = 0.03
 """The least part of the price that must be saved for a run to wait."""
 SAME = 1e-9
@@ -75,9 +81,9 @@ class Window:
     def around(self, slot: float, zone: tzinfo) -> tuple[float, float]:
         """The window that a run of this slot may start in: the one that it lies in, else the next."""
         end = moment(self.end, slot, zone)
-        begin = moment(self.begin, end - 86400.0, zone)
-        if begin >= end:  # a day of 25 hours
-            begin = moment(self.begin, end - 2 * 86400.0, zone)
+        begin = later = moment(self.begin, end - 2 * 86400.0, zone)
+        while later <= end:  # days have 23 to 25 hours
+            begin, later = later, moment(self.begin, later, zone)
         return max(begin, slot), end
 
 
@@ -147,15 +153,44 @@ class Due:
 
 def runs(schedule: Schedule, after: float) -> Iterator[float]:
     """Every run after a moment, in order."""
+    last = after
+    for slot in _slots(schedule, after - AROUND):
+        if slot > last:
+            last = slot
+            yield slot
+
+
+def _slots(schedule: Schedule, after: float) -> Iterator[float]:
+    """Runs in order; one may come twice.
+
+    cronsim gives the times on the clock, without a zone: with one it goes by whole hours, over the minutes that a
+    change of clocks by half an hour, or at a quarter to three, leaves of an hour.
+    """
     from cronsim import CronSim
 
-    start = datetime.fromtimestamp(after - AROUND, schedule.zone)
-    last = after
-    for found in CronSim(_fields(schedule.cron), start):
-        moment = found.timestamp()
-        if moment > last:
-            last = moment
-            yield moment
+    zone, line = schedule.zone, _fields(schedule.cron)
+    often = any(field.startswith("*") for field in line.split()[:2])
+    again: deque[float] = deque()
+    for local in CronSim(line, datetime.fromtimestamp(after, zone).replace(tzinfo=None)):
+        first, second = (local.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1))
+        if first > second:  # the clock jumps over it
+            if often:
+                continue
+            first = _jumped(local, zone)
+        while again and again[0] < first:
+            yield again.popleft()
+        yield first
+        if often and second > first:
+            again.append(second)
+
+
+def _jumped(local: datetime, zone: tzinfo) -> float:
+    """The moment at which the clock has jumped over a local time."""
+    while True:
+        local += timedelta(minutes=1)
+        first, second = (local.replace(tzinfo=zone, fold=fold).timestamp() for fold in (0, 1))
+        if first <= second:
+            return first
 
 
 def due(schedule: Schedule, since: float, now: float) -> Due | None:
@@ -236,13 +271,18 @@ def chosen_start(
     return best
 
 
-def minutes(schedule: Schedule, system: tzinfo, now: float) -> tuple[int, ...]:
-    """The minutes of the hour, by this computer's clock, at which a run may come within the next year."""
+def minutes(schedule: Schedule, system: tzinfo | None, now: float) -> tuple[int, ...]:
+    """The minutes of the hour at which a run may come, or its window begin, within the next year.
+
+    system: the zone of the clock that they are told by; None for this computer's.
+    """
     found: set[int] = set()
-    for slot in islice(runs(schedule, now), 10_000):
-        if len(found) == 60 or (found and slot > now + LONGEST):
-            break
-        found.add(datetime.fromtimestamp(slot, system).minute)
+    for month in range(13):
+        for slot in islice(runs(schedule, now + month * LONGEST / 13), PER_MONTH):
+            if len(found) == 60 or (found and slot > now + LONGEST):
+                break
+            begin = schedule.window.around(slot, schedule.zone)[0] if schedule.window is not None else slot
+            found |= {datetime.fromtimestamp(at, system).minute for at in (slot, begin)}
     return tuple(sorted(found))
 
 
@@ -305,15 +345,32 @@ def _cron_problem(cron: str) -> str | None:
         return _said(str(error), fields)
     except StopIteration:
         found = None
-    return None if found is not None else f"never comes: {cron!r} names a day that there is not"
+    return _too_far(fields) if found is not None else f"never comes: {cron!r} names a day that there is not"
+
+
+def _too_far(fields: Sequence[str]) -> str | None:
+    """A step that is longer than its field: `*/90` among the minutes comes each hour, and not each 90 minutes."""
+    for name, (longest, each), value in zip(FIELDS, STEPS, fields, strict=True):
+        for term in value.split(","):
+            _, slash, step = term.partition("/")
+            if slash and int(step) > longest:
+                return f"its {name} {value!r} has a step of more than {longest}: it would come anew {each}"
+    return None
 
 
 def _said(error: str, fields: list[str]) -> str:
-    names = ("minute", "hour", "day-of-month", "month", "day-of-week")
-    which = error.removeprefix("Bad ")
-    if which not in names:
+    """What cronsim means by `Bad hour`."""
+    from cronsim import CronSim, CronSimError
+
+    which = error.removeprefix("Bad ").replace("-", " ")
+    if which not in FIELDS:
         return f"is no cron line: {error}"
-    value = fields[names.index(which)]
-    if which == "day-of-month" and value.isdigit() and 1 <= int(value) <= 31:
-        return f"never comes: no month of {fields[3]!r} has a day {value}"
-    return f"its {which.replace('-', ' ')} {value!r} is none"
+    value = fields[FIELDS.index(which)]
+    if which == "day of month":
+        try:
+            CronSim(f"0 0 {value} * *", datetime(2027, 1, 1, tzinfo=UTC))
+        except CronSimError:
+            pass
+        else:
+            return f"never comes: no month of {fields[3]!r} has a day {value}"
+    return f"its {which} {value!r} is none"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from broker.config import Config
-from broker.errors import BrokerError, ConfigError, JobNotFound, TaskError
-from broker.schedule import SLACK, Due, Schedule, chosen_start, due, iso, moment, told
+from broker.errors import BrokerError, ConfigError, HomeUnavailable, JobNotFound, TaskError
+from broker.schedule import SLACK, Due, Schedule, chosen_start, due, iso, moment, told, upcoming
 from broker.store import Store, insert_into, made, metadata
 from broker.vault import seal, unseal
 
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 STALE = 120.0
 """Seconds after which a run that was claimed and not launched is taken over: its looker has died."""
+AGAIN = 60.0
+"""Seconds after which a run is tried again whose home was out of reach, until the next one comes."""
+CHANGED = "its file has another schedule now, which counts once it is added again"
+SET_BACK = 31 * 86400.0
+"""By how much a clock may be set back without a run that was joined or skipped coming again. Runs further ahead were
+written by a clock that went wrong, and hold up nothing.
+"""
 KEPT = 365 * 86400.0
 
 schedules = sa.Table(
@@ -169,8 +176,11 @@ class Timetable:
         active = self._active(known)
         waiting = next((run for run in known if run.status == "queued"), None)
         if waiting is not None and active is None and now >= (waiting.start or 0.0):
+            if self._is_over(entry, waiting, now):
+                return self._pass(waiting, now)
             return self._launch(entry, waiting, now) if self._move(waiting, "claimed", now) else None
-        found = due(entry.schedule, max([entry.added_at, *(run.slot for run in known[:1])]), now)
+        since = next((run.slot for run in known if run.slot <= now + SET_BACK), 0.0)
+        found = due(entry.schedule, max(entry.added_at, since), now)
         if found is None:
             return None
         run = self._run_of(entry, found, active, waiting, now)
@@ -186,12 +196,23 @@ class Timetable:
         if active is None and waiting is None:
             return self._in_window(entry, run, now)
         if active is None and waiting is not None:
-            return dataclasses.replace(run, status="skipped", note="one waits for cheaper hours already")
+            return dataclasses.replace(run, status="skipped", note=f"one waits already: {waiting.note}")
         assert active is not None
         if entry.schedule.overlap == "queue" and waiting is None:
             return dataclasses.replace(run, status="queued", note=f"behind {active.job}")
         what = f"{active.job} still runs" if waiting is None else f"one waits behind {active.job} already"
         return dataclasses.replace(run, status="skipped", note=what)
+
+    def _is_over(self, entry: Entry, run: Run, now: float) -> bool:
+        """Has the window of a run that waits in it passed, asleep, where what is missed is skipped?"""
+        window = entry.schedule.window
+        if window is None or run.start is None or entry.schedule.missed != "skip":
+            return False
+        return now >= window.around(run.slot, entry.schedule.zone)[1]
+
+    def _pass(self, run: Run, now: float) -> Run | None:
+        note = "its window passed while nothing was awake"
+        return dataclasses.replace(run, status="missed", note=note) if self._move(run, "missed", now, note) else None
 
     def _in_window(self, entry: Entry, run: Run, now: float) -> Run:
         """The run as it is, or queued until the cheapest hours of its window."""
@@ -258,7 +279,9 @@ class Timetable:
             db.execute(sa.delete(runs).where(runs.c.schedule == run.schedule, runs.c.slot < run.slot - KEPT))
             return db.execute(insert.on_conflict_do_nothing()).rowcount == 1
 
-    def _move(self, run: Run, status: str, at: float, note: str | None = None) -> bool:
+    def _move(
+        self, run: Run, status: str, at: float, note: str | None = None, start: float | None = None
+    ) -> bool:  # fmt: skip
         """Change a run's status; False where somebody else has changed it since it was read."""
         same = (
             runs.c.schedule == run.schedule,
@@ -266,7 +289,8 @@ class Timetable:
             runs.c.status == run.status,
             runs.c.at == run.at,
         )
-        values = {"status": status, "at": at, **({} if note is None else {"note": note})}
+        values: dict[str, Any] = {"status": status, "at": at}
+        values |= {name: value for name, value in (("note", note), ("start", start)) if value is not None}
         with self.store.engine.begin() as db:
             return db.execute(sa.update(runs).where(*same).values(**values)).rowcount == 1
 
@@ -278,10 +302,19 @@ class Timetable:
         try:
             task = self.task(entry, run.slot, now)
             submit(task, config=self.config, store=self.store, job_id=run.job)
+        except HomeUnavailable as error:
+            # A laptop that has just woken has no network yet.
+            if upcoming(entry.schedule, run.slot, 1)[0] > now:
+                self._move(claimed, "queued", now, note=f"tried again, since {error}", start=now + AGAIN)
+            else:
+                self._move(claimed, "failed", now, note=str(error))
+            raise
         except BrokerError as error:
             self._move(claimed, "failed", now, note=str(error))
             raise
-        self._move(claimed, "launched", now)
+        if task.schedule != entry.schedule:
+            claimed = dataclasses.replace(claimed, note="; ".join(filter(None, (claimed.note, CHANGED))))
+        self._move(claimed, "launched", now, note=claimed.note)
         return dataclasses.replace(claimed, status="launched", at=now)
 
     def task(self, entry: Entry, slot: float, now: float) -> Task:

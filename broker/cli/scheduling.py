@@ -86,12 +86,12 @@ def _wake(entry: Entry, config: Config, mark: str) -> None:
 
     now = time.time()
     if entry.by == "cron":
-        crontab.install(crontab.line(entry.name, entry.schedule, config, mark, now), entry.name, config, mark)
-    else:
-        crontab.uninstall(entry.name, config, mark)
-    if entry.by == "systemd":
+        crontab.install(crontab.line(entry.name, entry.schedule, config, mark, now), entry.name, mark)
+    elif entry.by == "systemd":
         crontab.install_units(crontab.units(entry.name, entry.schedule, config, now))
-    else:
+    if entry.by != "cron":
+        crontab.uninstall(entry.name, mark)
+    if entry.by != "systemd":
         crontab.remove_units(entry.name)
 
 
@@ -169,14 +169,14 @@ def rm_verb(
     from broker import crontab
     from broker.config import load
 
-    config = load()
-    timetable = open_timetable(config)
+    timetable = open_timetable(load())
     for name in names:
         timetable.entry(name)
     for name in names:
-        timetable.remove(name)
-        crontab.uninstall(name, config, timetable.store.installation())
+        # Who wakes it first: what cannot be taken out can be tried again while there is the schedule.
+        crontab.uninstall(name, timetable.store.installation())
         crontab.remove_units(name)
+        timetable.remove(name)
         if screen.quiet:
             screen.line(name)
         else:
@@ -234,7 +234,7 @@ def fire_verb(
         return planned(screen, timetable, entry)
     log, code = _Log(config, name), 0
     try:
-        run = timetable.see_to(entry)
+        run = _seen_to(timetable, entry, log)
     except BrokerError as error:
         log.write(f"failed: {error}")
         raise
@@ -254,6 +254,23 @@ def fire_verb(
     if jobs(active=True, config=config):
         engine.ensure_background(config)
     return code
+
+
+def _seen_to(timetable: Timetable, entry: Entry, log: _Log) -> Run | None:
+    """Do what is due. While the home is out of reach, as it is for a laptop that has just woken, again and again."""
+    from broker.errors import HomeUnavailable
+    from broker.schedule import LATE
+    from broker.timetable import AGAIN
+
+    until = time.monotonic() + LATE
+    while True:
+        try:
+            return timetable.see_to(entry)
+        except HomeUnavailable as error:
+            if time.monotonic() > until:
+                raise
+            log.write(f"waits: {error}")
+        time.sleep(AGAIN)
 
 
 def _of_another(timetable: Timetable, entry: Entry) -> Run | None:

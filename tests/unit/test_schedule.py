@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import time
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 
 from broker.schedule import (
     LATE,
@@ -67,12 +68,84 @@ def test_what_comes_every_half_hour_goes_by_the_real_clock(day: str, count: int)
     assert {b - a for a, b in pairwise(found)} == {1800.0}
 
 
-def test_what_never_comes_is_refused() -> None:
-    (problem,) = Schedule("0 0 30 2 *").problems()
-    assert (problem.field, problem.text) == (
-        "schedule.cron", "schedule.cron: never comes: no month of '2' has a day 30"
-    )  # fmt: skip
-    assert list(Schedule("0 0 29 2 *").problems()) == []
+def by_the_minute(cron: str, zone: ZoneInfo, begin: float, end: float) -> list[float]:
+    """Every run from a moment to another, by a look at the clock in each minute."""
+    fields, minutes_and_hours = CronSim(cron, datetime(2026, 1, 1, tzinfo=UTC)), cron.split()[:2]
+    often = any(field.startswith("*") for field in minutes_and_hours)
+
+    def comes(local: datetime) -> bool:
+        on_time = local.hour in fields.hours and local.minute in fields.minutes
+        return on_time and local.month in fields.months and fields.match_day(local.date())
+
+    found, before = [], datetime.fromtimestamp(begin - 60, zone).replace(tzinfo=None)
+    for at in range(int(begin), int(end), 60):
+        now = datetime.fromtimestamp(at, zone)
+        shown, jumped = now.replace(tzinfo=None), before + timedelta(minutes=1)
+        over = [jumped + timedelta(minutes=n) for n in range(int((shown - jumped).total_seconds() // 60))]
+        if (comes(shown) and (often or not now.fold)) or (not often and any(map(comes, over))):
+            found.append(float(at))
+        before = shown
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tz", "change"),
+    [
+        ("Australia/Lord_Howe", "2026-10-03T15:30"), ("Australia/Lord_Howe", "2027-04-03T15:00"),  # by half an hour
+        ("Pacific/Chatham", "2026-09-26T14:00"), ("Pacific/Chatham", "2027-04-03T14:00"),  # at a quarter to three
+        ("Africa/Casablanca", "2027-02-07T02:00"), ("Africa/Casablanca", "2027-03-14T02:00"),  # for Ramadan
+        ("America/Havana", "2026-11-01T05:00"), ("America/Havana", "2027-03-14T05:00"),  # at midnight
+        ("Antarctica/Troll", "2026-10-25T01:00"),  # by two hours
+    ],
+)  # fmt: skip
+def test_every_change_of_clocks_is_cronsims_rules_by_the_minute(tz: str, change: str) -> None:
+    zone, at = ZoneInfo(tz), utc(change)
+    assert zone.utcoffset(datetime.fromtimestamp(at - 60, zone)) != zone.utcoffset(datetime.fromtimestamp(at, zone))
+    begin, end = at - 8 * HOUR, at + 8 * HOUR
+    for cron in (
+        "30 2 * * *", "0 0 * * *", "30 0 * * *", "15,45 1-3 * * *", "0 1-4 * * *", "59 1 * * *",
+        "*/30 * * * *", "*/15 3 * * *", "0 */2 * * *", "10 */3 * * *", "* 2 * * 0", "*/20 1-3 L,3-14 * SUN",
+    ):  # fmt: skip
+        found = list(takewhile(lambda slot: slot < end, runs(Schedule(cron, tz), begin - 1)))
+        assert found == by_the_minute(cron, zone, begin, end), cron
+
+
+@pytest.mark.parametrize(
+    ("cron", "why"),
+    [
+        ("0 0 30 2 *", "never comes: no month of '2' has a day 30"),
+        ("0 0 30-31 2 *", "never comes: no month of '2' has a day 30-31"),
+        ("0 0 31 4,JUN *", "never comes: no month of '4,JUN' has a day 31"),
+        ("*/90 * * * *", "its minute '*/90' has a step of more than 60: it would come anew every hour"),
+        ("0 0,6/48 * * *", "its hour '0,6/48' has a step of more than 24: it would come anew every day"),
+        ("0 0 ² * *", "its day of month '²' is none"),
+        ("0 22 * * FRI-MON", "its day of week 'FRI-MON' is none"),
+        ("0 22 15W * *", "its day of month '15W' is none"),
+        ("0 0 22 * * *", "must be five fields (minute, hour, day of the month, month, day of the week), not 6"),
+    ],
+)
+def test_what_never_comes_or_comes_otherwise_is_refused(cron: str, why: str) -> None:
+    (problem,) = Schedule(cron).problems()
+    assert (problem.field, problem.text) == ("schedule.cron", f"schedule.cron: {why}")
+
+
+@pytest.mark.parametrize(
+    ("cron", "first"),
+    [
+        ("0 0 29 2 *", "2028-02-29T00:00Z"),
+        ("*/60 */24 * * *", "2026-12-02T00:00Z"),
+        ("@daily", "2026-12-02T00:00Z"),
+        ("0 22 L * *", "2026-12-31T22:00Z"),
+        ("0 22 LW 1 *", "2027-01-29T22:00Z"),
+        ("0 22 * * FRI#2", "2026-12-11T22:00Z"),
+        ("0 22 * * 5L", "2026-12-25T22:00Z"),
+        ("5/20 8-18/5 * JAN mon,wed", "2027-01-04T08:05Z"),
+    ],
+)
+def test_what_cron_lines_may_say(cron: str, first: str) -> None:
+    schedule = Schedule(cron)
+    assert list(schedule.problems()) == []
+    assert [iso(slot) for slot in upcoming(schedule, utc("2026-12-01T00:00"), 1)] == [first]
 
 
 def test_either_day_field_will_do_and_seven_is_sunday() -> None:
@@ -179,6 +252,9 @@ def test_the_minutes_at_which_to_look_are_this_computers() -> None:
     assert minutes(Schedule("30 2 * * *", "Europe/Paris"), UTC, now) == (0, 30), "one night has no 02:30"
     assert len(minutes(Schedule("* * * * *"), UTC, now)) == 60
     assert minutes(Schedule("7 0 29 2 *"), UTC, now) == (7,)
+    assert minutes(Schedule("0 22 * * *", "Australia/Lord_Howe"), UTC, now) == (0, 30), "it is off by half an hour"
+    waits = Schedule("0 22 * * *", window=Window("23:45", "07:00"))
+    assert minutes(waits, UTC, now) == (0, 45), "a run that waits for its window is launched when that begins"
 
 
 def test_a_clock_time_without_a_zone_is_this_computers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +284,22 @@ PARIS = ZoneInfo("Europe/Paris")
 )
 def test_the_window_of_a_run(slot: str, begin: str, end: str) -> None:
     assert Window("22:00", "07:00").around(utc(slot), PARIS) == (utc(begin), utc(end))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "slot", "want"),
+    [
+        ("06:30", "07:00", "2026-03-28T19:00", ("2026-03-29T04:30", "2026-03-29T05:00")),  # a day of 23 hours
+        ("06:30", "07:00", "2026-10-24T19:00", ("2026-10-25T05:30", "2026-10-25T06:00")),  # of 25
+        ("07:30", "07:00", "2026-10-24T19:00", ("2026-10-24T19:00", "2026-10-25T06:00")),
+        ("02:30", "03:30", "2026-03-28T19:00", ("2026-03-29T01:30", "2026-03-29T01:30")),  # it is jumped over
+    ],
+)
+def test_a_window_is_no_longer_or_shorter_for_a_change_of_clocks(
+    begin: str, end: str, slot: str, want: tuple[str, str]
+) -> None:
+    found = Window(begin, end).around(utc(slot), PARIS)
+    assert found == (utc(want[0]), utc(want[1]))
 
 
 def prices_of(cheap: range, days: int = 14) -> list[tuple[float, float]]:

@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from broker.config import Config
-from broker.errors import ConfigError, JobNotFound, TaskError
+from broker.errors import ConfigError, HomeUnavailable, JobNotFound, TaskError
 from broker.schedule import Schedule, Window
 from broker.store import Store, open_store, prices
 from broker.task import load
-from broker.timetable import Entry, Timetable, entry_of, runs
+from broker.timetable import CHANGED, Entry, Timetable, entry_of, runs
 from broker_local import LocalProvider
 
 DAY = 86400.0
@@ -74,6 +74,61 @@ def test_a_run_is_launched_at_its_time_and_once(add: Callable[..., Entry], timet
     assert again is not None
     assert again.job != run.job
     assert len(store.jobs()) == 2
+
+
+def test_a_clock_that_was_far_ahead_once_holds_up_nothing(
+    add: Callable[..., Entry], timetable: Timetable, store: Store
+) -> None:
+    """A small computer without a clock of its own may start in 2099."""
+    entry = add()
+    wrong = timetable.see_to(entry, TEN + 73 * 365 * DAY)
+    assert wrong is not None
+    end(store, wrong.job)
+    assert timetable.see_to(entry, TEN - 1) is None
+    run = timetable.see_to(entry, TEN + 3)
+    assert run is not None
+    assert (run.status, run.slot) == ("launched", TEN)
+    assert timetable.see_to(entry, TEN + 60) is None
+
+
+def test_what_was_joined_does_not_come_after_a_clock_is_set_back(
+    add: Callable[..., Entry], timetable: Timetable, store: Store
+) -> None:
+    entry = add()
+    for now in (TEN, TEN + 3 * DAY + 60):  # two nights asleep
+        run = timetable.see_to(entry, now)
+        assert run is not None
+        end(store, run.job)
+    for days in range(4):
+        assert timetable.see_to(entry, TEN + days * DAY + 30) is None
+    assert len(store.jobs()) == 2
+
+
+def test_a_home_out_of_reach_is_tried_again_until_the_next_run(
+    add: Callable[..., Entry], timetable: Timetable, store: Store, tmp_path: Path
+) -> None:
+    """A laptop that wakes has no network for some seconds: the night is not lost for it."""
+    entry = add()
+    (tmp_path / "unplugged").touch()
+    offline = Timetable(replace(timetable.config, home=f"file://{tmp_path}/unplugged/home"), store)
+    for now in (TEN, TEN + 61):
+        with pytest.raises(HomeUnavailable):
+            offline.see_to(entry, now)
+        (run,) = timetable.runs("nightly")
+        assert (run.status, run.start) == ("queued", now + 60)
+        assert run.note.startswith("tried again, since ")
+        assert timetable.see_to(entry, now + 59) is None
+    launched = timetable.see_to(entry, TEN + 130)
+    assert launched is not None
+    assert (launched.status, launched.slot) == ("launched", TEN)
+    end(store, launched.job)
+    for now in (TEN + DAY, TEN + 2 * DAY):
+        with pytest.raises(HomeUnavailable):
+            offline.see_to(entry, now)
+    assert [run.status for run in timetable.runs("nightly")] == ["failed", "launched"]
+    following = timetable.see_to(entry, TEN + 2 * DAY + 1)
+    assert following is not None
+    assert (following.status, following.slot) == ("launched", TEN + 2 * DAY)
 
 
 def test_another_process_that_starts_later_sees_what_was_launched(
@@ -269,6 +324,27 @@ def test_before_its_window_a_run_waits_for_it(add: Callable[..., Entry], timetab
     late = timetable.see_to(entry, TEN + 5400)
     assert late is not None
     assert late.status == "launched"
+
+
+@pytest.mark.parametrize(("missed", "status"), [("join", "launched"), ("skip", "missed")])
+def test_a_run_whose_window_passes_asleep_is_missed(
+    add: Callable[..., Entry], timetable: Timetable, missed: str, status: str
+) -> None:
+    entry = add(window=Window("23:30", "07:00", "first"), missed=missed)
+    assert timetable.see_to(entry, TEN) is not None
+    run = timetable.see_to(entry, TEN + 10 * 3600)
+    assert run is not None
+    assert run.status == status
+    assert [known.status for known in timetable.runs("nightly")] == [status]
+
+
+def test_a_schedule_that_was_changed_in_its_file_is_told(add: Callable[..., Entry], timetable: Timetable) -> None:
+    entry = add()
+    entry.file.write_text(TASK.replace("0 22", "0 3"), encoding="utf-8")
+    run = timetable.see_to(entry, TEN)
+    assert run is not None
+    assert (run.status, run.note) == ("launched", CHANGED)
+    assert timetable.runs("nightly")[0].note == CHANGED
 
 
 def test_every_name_has_a_mark_of_its_own() -> None:
