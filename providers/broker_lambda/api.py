@@ -56,6 +56,13 @@ class Api:
         """GET /ssh-keys: their names."""
         return [str(key.get("name")) for key in self._listed("/ssh-keys")]
 
+    def ssh_key_id(self, name: str) -> str:
+        """The id of the SSH key of that name. Raises NotFound."""
+        found = next((row.get("id") for row in self._listed("/ssh-keys") if row.get("name") == name), None)
+        if not found:
+            raise NotFound(f"the account has no SSH key named {name!r}", provider=NAME, code="no ssh key")
+        return str(found)
+
     def types(self) -> Mapping[str, Any]:
         """GET /instance-types: by name."""
         found = self.get("/instance-types")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import images, keys
+from broker.accounts import Accounts
 from broker.errors import AuthFailed, BrokerError, ConfigError, InvalidRequest, NotFound, ProviderError
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, Shell, State, Traits
@@ -42,6 +43,7 @@ class LambdaProvider:
         self.settings = settings_of.read(settings)
         self.key = keys.find(NAME, settings, state, variable=VARIABLE)
         self.api = Api(self.settings.api, self.key, state, pace=self.settings.pace)
+        self.accounts = Accounts(state / NAME, self.key, self._owner)
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
         """Every type in every region that has it now. The list is live, and yet now and then a launch is refused."""
@@ -71,7 +73,7 @@ class LambdaProvider:
         }
         if request.image:
             body["image"] = {"id": request.image} if _is_id(request.image) else {"family": request.image}
-        return Instance(
+        made = Instance(
             provider=NAME,
             id=self.api.launch(body),
             state=State.PENDING,
@@ -82,13 +84,19 @@ class LambdaProvider:
             instance_type=offer.instance_type,
             launched_at=time.time(),
         )
+        return self.accounts.rented(made)
 
     def instances(self) -> Sequence[Instance]:
         """Every machine with our tags, in one call; the API has no pages."""
-        return machines.instances(self.api.instances())
+        return self.accounts.listed(machines.instances(self.api.instances()))
 
     def terminate(self, instance: Instance) -> None:
         """End the machine. An unknown id is success, and so is one that is ending: a second order may be an error."""
+        self.accounts.reach(instance)
+        self._end(instance)
+        self.accounts.ended(instance)
+
+    def _end(self, instance: Instance) -> None:
         try:
             self.api.post("/instance-operations/terminate", {"instance_ids": [instance.id]})
         except NotFound:
@@ -142,6 +150,10 @@ class LambdaProvider:
                 if "duplicate" not in error.code:
                     raise
         return SSH_KEY
+
+    def _owner(self) -> str:
+        """Lambda's API names no account; its SSH keys have ids of their own."""
+        return self.api.ssh_key_id(self.settings.ssh_key or SSH_KEY)
 
     def _is_ending(self, instance_id: str) -> bool:
         try:

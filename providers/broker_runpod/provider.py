@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import images, keys
+from broker.accounts import Accounts
 from broker.errors import (
     AuthFailed,
     BrokerError,
@@ -40,7 +41,7 @@ PROXY = "RunPod's proxy knows the SSH keys that your account had when the pod wa
 
 
 class RunPodProvider:
-    """Pods. Nothing is remembered but when the spot API was found gone, in a file of the state folder."""
+    """Pods. In the state folder: which account rented what, and when the spot API was found gone."""
 
     name = NAME
     # A created pod is in both lists at once as far as anybody has reported; the lag leaves room for a slow replica.
@@ -60,6 +61,7 @@ class RunPodProvider:
         self.settings = settings_of.read(settings)
         self.key = keys.find(NAME, settings, state, variable=VARIABLE)
         self.api = Api(self.settings.api, self.key, state)
+        self.accounts = Accounts(state / NAME, self.key, lambda: str(self.api.myself(ACCOUNT).get("id") or ""))
         self._spot_gone = state / NAME / SPOT_GONE
 
     # The contract
@@ -102,7 +104,7 @@ class RunPodProvider:
         else:
             made = self._create(request, name, env, kind)
             mine = pods.merged([{"status": "PROVISIONING", "name": name, **made, "env": env}], ())
-        return mine[0]
+        return self.accounts.rented(mine[0])
 
     def instances(self) -> Sequence[Instance]:
         """Every pod of ours that either API lists. Terminated pods are listed no more, save outbid ones for a while."""
@@ -111,7 +113,7 @@ class RunPodProvider:
             told = self.api.told()
         except Withdrawn:
             told = []  # early in 2027: then nobody says why a pod has stopped
-        return pods.merged(listed, told)
+        return self.accounts.listed(pods.merged(listed, told))
 
     def terminate(self, instance: Instance) -> None:
         """Delete the pod, its disk with it; a network volume stays. An unknown pod is success.
@@ -119,6 +121,11 @@ class RunPodProvider:
         What REST does not know GraphQL may: only where both know nothing of it is it gone. A key may have the right
         to it in one of the two only.
         """
+        self.accounts.reach(instance)
+        self._end(instance)
+        self.accounts.ended(instance)
+
+    def _end(self, instance: Instance) -> None:
         try:
             self.api.rest("DELETE", f"/pods/{instance.id}")
         except (NotFound, AuthFailed) as refused:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import images, keys
+from broker.accounts import Accounts
 from broker.boot import start_command
 from broker.errors import (
     Ambiguous,
@@ -60,6 +61,7 @@ class VastProvider:
         self.records = Records(state / NAME)
         self.traits = replace(type(self).traits, poll=max(1.0, POLL * self.settings.pace))
         self.vast = Vast(self.settings.api, self.key, state, pace=self.settings.pace)
+        self.accounts = Accounts(state / NAME, self.key, lambda: str(self.vast.account().get("id") or ""))
 
     def offers(self, query: OfferQuery) -> Sequence[Offer]:
         """What hosts offer with so many of these cards, by bid and on-demand, as an `OfferList` that says what the
@@ -128,7 +130,8 @@ class VastProvider:
             raise NoCapacity(
                 f"contract {made} was made in a stopped state: the bid does not win", provider=NAME, code="stopped"
             )
-        return instance if instance.hourly > 0 else replace(instance, hourly=_expected(request, instance, body))
+        priced = instance if instance.hourly > 0 else replace(instance, hourly=_expected(request, instance, body))
+        return self.accounts.rented(priced)
 
     def instances(self) -> Sequence[Instance]:
         """Every contract with our label, a call for 25; the credit is asked for where one rests that we did not end."""
@@ -145,13 +148,15 @@ class VastProvider:
             return credit[0]
 
         found = (self._instance(row, paid) for row in rows)
-        return [instance for instance in found if instance is not None]
+        return self.accounts.listed(instance for instance in found if instance is not None)
 
     def terminate(self, instance: Instance) -> None:
         """Destroy the contract and its disk. An unknown id is success; ids of Vast are numbers."""
         if instance.id.isascii() and instance.id.isdigit():
+            self.accounts.reach(instance)
             self.records.note(instance.id)
             self.vast.destroy(instance.id)
+            self.accounts.ended(instance)
 
     def notice(self, instance: Instance) -> Notice | None:  # noqa: ARG002 - the contract's argument
         """Always None: Vast gives none."""

@@ -431,6 +431,27 @@ def test_pods_on_demand_live_on_when_graphql_is_gone(cloud: RunPod, provider: Ru
     assert listed(provider, instance) is None
 
 
+def test_the_list_of_another_account_ends_no_pod(cloud: RunPod, provider: RunPodProvider, tmp_path: Path) -> None:
+    """Nor does its key end one; a new key of the same account tells what is gone."""
+    instance = provider.launch(request_for(offer_of(provider, Market.SPOT)))
+    other = RunPod()
+    other.user = "user_another"
+    other.start()
+    try:
+        stranger = RunPodProvider({"api": other.url, "key": "rpa_OTHER"}, tmp_path)
+        other.keys = {"rpa_OTHER"}
+        (still,) = stranger.instances()
+        assert (still.id, still.state, still.tags) == (instance.id, State.RUNNING, instance.tags)
+        with pytest.raises(AuthFailed, match="another account"):
+            stranger.terminate(still)
+    finally:
+        other.close()
+    cloud.keys = {"rpa_RENEWED"}
+    renewed = RunPodProvider({"api": cloud.url, "key": "rpa_RENEWED"}, tmp_path)
+    cloud.pods[instance.id].end("TERMINATED", "Terminated by user")
+    assert renewed.instances() == []
+
+
 # Who ended it
 
 

@@ -125,6 +125,30 @@ def test_a_wrong_key_lists_nothing(vast: Stage) -> None:
         vast.provider(key="vast-WRONG").instances()
 
 
+def test_the_list_of_another_account_ends_no_machine(vast: Stage) -> None:
+    """Nor does its key end one: what the first account rented stays listed, and known, until that account says more."""
+    instance = rent(vast)
+    with Stage(vast.state) as other:
+        other.account.number = 4712
+        stranger = other.provider()
+        (still,) = stranger.instances()
+        assert (still.id, still.state, still.tags) == (instance.id, State.RUNNING, instance.tags)
+        with pytest.raises(AuthFailed, match="another account") as caught:
+            stranger.terminate(still)
+        assert str(vast.state / "vast" / "rented" / instance.id) in caught.value.fix
+    assert list(vast.account.contracts) == [int(instance.id)]
+    vast.provider().terminate(instance)
+    assert not vast.account.contracts
+    assert not vast.provider().instances()
+
+
+def test_a_new_key_of_the_account_tells_what_is_gone(vast: Stage) -> None:
+    instance = rent(vast)
+    vast.account.key = "vast-EXAMPLE-renewed"
+    vast.account.destroy(vast.account.contracts[int(instance.id)])
+    assert vast.provider().instances() == []
+
+
 # States
 
 
@@ -345,7 +369,7 @@ def test_within_every_documented_limit(tmp_path: Path) -> None:
         assert vast.server.limits.refused == 0
         assert vast.server.calls["PUT /api/v0/asks/{id}/"] == 6
         assert set(THRESHOLDS) | set(PER_PERIOD) >= {
-            endpoint for endpoint in vast.server.calls if "gpu_names" not in endpoint
+            endpoint for endpoint in vast.server.calls if "gpu_names" not in endpoint and "users" not in endpoint
         }
 
 

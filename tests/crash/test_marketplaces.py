@@ -42,7 +42,7 @@ class Markets:
         self.runpod.centres = {"EU-RO-1": "HIGH"}
         self.vast = Stage(state, machines=machines)
         self.vast.host(dph=1.8, min_bid=0.30)
-        self.lambda_cloud = Lambda(machines=machines, gpus=nvidia("NVIDIA A10", 1, 23028), pace=0.01)
+        self.lambda_cloud = Lambda(machines=machines, gpus=nvidia("NVIDIA A10", 1, 23028))
         self.lambda_cloud.kinds = [(kind("gpu_1x_a10", "A10 (24 GB PCIe)", 75, 1), ["us-east-1"])]
         self.providers = {
             "runpod": {"api": f"http://{machines.address}:{self.runpod.port}", "key": "rpa_TESTKEY"},

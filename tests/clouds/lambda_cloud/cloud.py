@@ -30,7 +30,6 @@ MESSAGES = {
 }
 SUGGEST = {"global/quota-exceeded": "Contact Support to increase your quota."}
 FREE = {"available": True}
-TOLERANT = 0.7  # of a least interval is enough, so that a busy computer's delays are no offence
 
 
 def kind(name: str, gpu: str, cents: int, gpus: int, *, vcpus: int = 30, memory: int = 200, disk: int = 1400) -> Any:
@@ -110,21 +109,18 @@ class Rented:
 
 
 class Lambda(Wire):
-    """One account. Limits of one request a second and one launch in 12 are kept where `pace` is above zero: it
-    multiplies them. again_is_error: terminating twice is a 400 (skypilot #3410). machines: instances really run.
-    """
+    """One account. again_is_error: terminating twice is a 400 (skypilot #3410). machines: instances really run."""
 
     def __init__(
         self,
         *,
         machines: Machines | None = None,
         boot: float = 0.05,
-        pace: float = 0.0,
         gpus: Gpus | None = None,
         ending: float = 0.02,
     ) -> None:
         super().__init__("0.0.0.0" if machines else "127.0.0.1")
-        self.machines, self.boot, self.pace, self.gpus, self.ending = machines, boot, pace, gpus, ending
+        self.machines, self.boot, self.gpus, self.ending = machines, boot, gpus, ending
         self.kinds = list(KINDS)
         self.keys = {"secret_TESTKEY"}
         self.ssh_keys: list[dict[str, str]] = []
@@ -134,7 +130,6 @@ class Lambda(Wire):
         self.again_is_error = True
         self.faults_of_ours: list[str] = []
         self.judged = True  # by the OpenAPI file, which takes longer than the calls
-        self._last: dict[str, float] = {}
 
     @property
     def api(self) -> str:
@@ -184,20 +179,9 @@ class Lambda(Wire):
         try:
             if call.key not in self.keys:
                 raise Refused("global/invalid-api-key")
-            if self._too_fast(call):
-                return Answer(429, "", kind="text/plain")
             return Answer(200, self._judged(call, self._do(call)))
         except Refused as refused:
             return Answer(refused.status, refused.body)
-
-    def _too_fast(self, call: Call) -> bool:
-        """Does it come before its lane's time? Lanes: all requests, and launches among them."""
-        lanes = {"request": 1.0} | ({"launch": 12.0} if call.path == LAUNCH else {})
-        with self.lock:
-            least = {lane: seconds * self.pace * TOLERANT for lane, seconds in lanes.items()}
-            early = any(call.at - self._last.get(lane, 0.0) < least[lane] for lane in lanes)
-            self._last |= dict.fromkeys(lanes, call.at)
-        return early
 
     def _judged(self, call: Call, data: Any) -> Any:
         """An answer, held to the vendor's own file."""

@@ -52,4 +52,4 @@ class LambdaHand:
 
 def opened(cloud: Lambda, state: Path, **settings: object) -> LambdaProvider:
     """The provider of the stand-in's account, as a process opens it."""
-    return LambdaProvider({"api": cloud.api, "key": "secret_TESTKEY", "pace": cloud.pace, **settings}, state)
+    return LambdaProvider({"api": cloud.api, "key": "secret_TESTKEY", "pace": 0, **settings}, state)

@@ -55,7 +55,8 @@ CARDS = [
 
 
 class RunPod(Wire):
-    """One account. keys: its keys; pods: all there ever were; balance: prepaid USD, less what was charged.
+    """One account. keys: its keys; user: whose they are; pods: all there ever were; balance: prepaid USD, less what was
+    charged.
 
     boot: seconds from creation to RUNNING. Switches: spot_removed (the mutation is unknown), graphql_retired (404),
     pod_key_may (what a pod's own key may do), outbid_as (EXITED or TERMINATED), retry_after (a 429 names it), enforce
@@ -75,7 +76,7 @@ class RunPod(Wire):
         super().__init__("0.0.0.0" if machines else "127.0.0.1")
         self.cards = CARDS if cards is None else cards
         self.machines, self.boot, self.gpus = machines, boot, gpus
-        self.keys = {"rpa_TESTKEY"}
+        self.keys, self.user = {"rpa_TESTKEY"}, "user_0example"
         self.pods: dict[str, Pod] = {}
         self.balance, self.spend_limit = 100.0, 80.0
         self.faults = Faults()

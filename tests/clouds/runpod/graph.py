@@ -155,7 +155,7 @@ class Graph:
         if owner != "account":
             return None
         return {
-            "id": "user_0example",
+            "id": self.cloud.user,
             "email": "somebody@example.com",
             "pubKey": "",
             "clientBalance": round(self.cloud.credit(), 6),

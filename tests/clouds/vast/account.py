@@ -149,7 +149,7 @@ class Account:
     ) -> None:
         self.boot, self.month, self.speed, self.machines, self.clock = boot, month, speed, machines, clock
         self.key = f"vast-EXAMPLE-{secrets.token_hex(8)}"
-        self.credit = 25.0
+        self.credit, self.number = 25.0, 4711
         self.hosts: dict[int, Host] = {}
         self.contracts: dict[int, Contract] = {}
         self.past: list[Contract] = []

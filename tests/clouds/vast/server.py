@@ -147,7 +147,12 @@ class VastServer:
         if self.lies.deaf and endpoint.startswith("DELETE") and not inside:
             return 502, {"msg": "Bad Gateway"}
         if endpoint == "GET /api/v0/users/current/":
-            user = {"id": 4711, "email": "you@example.com", "credit": self.account.credit, "ssh_key": None}
+            user = {
+                "id": self.account.number,
+                "email": "you@example.com",
+                "credit": self.account.credit,
+                "ssh_key": None,
+            }
             return 200, user
         if endpoint == "GET /api/v0/instances/":
             return 410, {"success": False, "error": "gone", "msg": "use /api/v1/instances/"}

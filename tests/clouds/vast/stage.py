@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from broker_vast import VastProvider
 
 QUERY = OfferQuery(gpu="RTX4090", gpu_count=1)
 PACE = 0.001  # the least that the setting takes
+NAMES = hashlib.sha256(b'"gpu_names"').hexdigest()[:32] + ".json"
 
 
 class Stage:
@@ -47,7 +49,13 @@ class Stage:
         return made
 
     def provider(self, **settings: Any) -> VastProvider:
-        """An adapter as a new process would open it."""
+        """An adapter as a new process would open it. At the usual pace here an answer is good for 15 ms: no test waits
+        for that to be over, or hurries.
+        """
+        answers = self.state / "vast" / "answers"
+        for path in answers.iterdir() if "pace" not in settings and answers.is_dir() else ():
+            if path.name != NAMES:
+                path.unlink(missing_ok=True)
         table = {"api": self.server.url, "key": self.account.key, "pace": PACE, **settings}
         return VastProvider({name: value for name, value in table.items() if value is not None}, self.state)
 
