@@ -17,8 +17,11 @@ quiet      size, modification time and inode have not changed for `quiet` second
 closed     a file that no process has open for writing, while the program runs undisturbed (Linux)
 ========== ===========================================================================================
 
-Nothing here reads file contents beyond headers and directories, and a member is looked into again only after its
-stat has changed. Standard library only: this runs on the rented machine.
+A link to an entry that is not complete waits for it, and so does a small file that names one (`latest`): a program that
+finds it alone would begin anew, and some do so without a word.
+
+Nothing here reads file contents beyond headers, directories and those small files, and a member is looked into again
+only after its stat has changed. Standard library only: this runs on the rented machine.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import posixpath
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +51,7 @@ from broker.formats import (
     orbax_fault,
     shards_of,
 )
+from broker.pointers import Pointers
 from broker.writers import open_for_writing
 
 NAMED_UNFINISHED = "its name says it is not finished"
@@ -191,6 +195,7 @@ class Judge:
     _since: dict[str, tuple[Tree, float]] = field(default_factory=dict)
     _findings: dict[str, tuple[Stat, Finding]] = field(default_factory=dict)
     _formats: dict[str, tuple[Tree, bool, Finding]] = field(default_factory=dict)
+    _pointers: Pointers = field(default_factory=Pointers)
     _inodes: dict[str, int] = field(default_factory=dict)
     _containers: dict[str, int] = field(default_factory=dict)
     _temporary: frozenset[int] = frozenset()
@@ -236,15 +241,27 @@ class Judge:
             complete[name], how[name], skipped[name] = trees[name], "dcp", fault
             for holder in (complete, how) if fault else (skipped,):
                 del holder[name]
-        for name in [name for name, tree in complete.items() if name in tree.links]:
-            target = entry_of(posixpath.normpath(f"{_place(name)}{complete[name].links[name]}"), containers)
-            if target not in complete and target not in containers:
-                del complete[name], how[name]
-                skipped[name] = f"leads to {target}, which is not complete"
+        for name, why in list(self._ahead(complete, trees, containers)):
+            del complete[name], how[name]
+            skipped[name] = why
         self._forget(trees)
         self._temporary = frozenset(temporary)
         modes = {name: stat.S_IMODE(found.st_mode) for name, found in containers.items()}
         return Scan(complete, how, skipped, modes)
+
+    def _ahead(
+        self, complete: Mapping[str, Tree], trees: Mapping[str, Tree], containers: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        """What only leads to an entry, or names one, that is not complete; and why that counts."""
+        for name, tree in complete.items():
+            if name in tree.links:
+                target = entry_of(posixpath.normpath(f"{_place(name)}{tree.links[name]}"), containers)
+                if target not in complete and target not in containers:
+                    yield name, f"leads to {target}, which is not complete"
+            elif name in tree.files:
+                named = self._pointers.named(self.folder, name, tree.files[name], trees)
+                if late := next((other for other in named if other not in complete), ""):
+                    yield name, f"names {late}, which is not complete"
 
     def _names(self, place: str, containers: dict[str, os.stat_result]) -> list[str]:
         """The entries in the folder, or in a container in it (`place`, with a slash at its end); fills `containers`."""
@@ -414,7 +431,7 @@ class Judge:
         return f"{base}/{absent[0]} is missing" if absent else ""
 
     def _forget(self, trees: Mapping[str, Tree]) -> None:
-        for memory in (self._since, self._renamed, self._formats):
+        for memory in (self._since, self._renamed, self._formats, self._pointers.words):
             for name in memory.keys() - trees.keys():
                 del memory[name]
         paths = {path for tree in trees.values() for path in tree.files}

@@ -362,6 +362,41 @@ def test_a_link_to_what_is_not_complete_waits_for_it(tmp_path: Path) -> None:
     assert scan.skipped["latest"] == "leads to checkpoint-200, which is not complete"
 
 
+@pytest.mark.parametrize(
+    ("name", "pointer", "text"),
+    [
+        ("global_step{}", "latest", "global_step{}"),  # DeepSpeed
+        ("global_step{}", "latest", "/work/ckpt/global_step{}/\n"),
+        ("iter_{:07d}", "latest_checkpointed_iteration.txt", "{}\n"),  # Megatron-LM
+        ("ckpt-{}", "checkpoint", 'model_checkpoint_path: "ckpt-{}"\nall_model_checkpoint_paths: "ckpt-100"\n'),
+    ],
+)
+def test_a_small_file_that_names_what_is_not_complete_waits_for_it(
+    tmp_path: Path, name: str, pointer: str, text: str
+) -> None:
+    """It is closed at once, and what it names has still to lie quiet: alone, a program would begin anew by it."""
+    clock = Clock()
+    judge = Judge(tmp_path, quiet=5.0, clock=clock)
+    for step in (100, 200):
+        place = tmp_path / name.format(step)
+        place.mkdir()
+        (place / "model_states.pt").write_bytes(torch_zip())
+        (tmp_path / pointer).write_text(text.format(step))
+        (tmp_path / "notes.txt").write_text("loss 0.3")
+        scan = judge.look(steady=lambda: True)
+        assert scan.skipped[pointer] == f"names {place.name}, which is not complete"
+        assert "notes.txt" in scan.complete
+        clock.now += 6
+        assert {place.name, pointer} <= judge.look(steady=lambda: True).complete.keys()
+
+
+def test_files_of_one_checkpoint_by_its_name_without_an_ending(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-9.pt").write_bytes(torch_zip()[:200])
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-9"')
+    scan = Judge(tmp_path, quiet=0).look(ended=True)
+    assert scan.skipped["checkpoint"] == "names ckpt-9.pt, which is not complete"
+
+
 def test_a_missing_folder_is_an_empty_one(tmp_path: Path) -> None:
     assert not Judge(tmp_path / "none").look().complete
 

@@ -156,6 +156,21 @@ def test_an_overwrite_in_place_never_loses_the_earlier_version(home: Home, folde
     assert snapshotter.final(killed=True) is None
 
 
+def test_a_file_that_names_the_newest_checkpoint_never_comes_before_it(home: Home, folder: Path) -> None:
+    """Until the one that it names is whole, the snapshot has what it said before."""
+    snapshotter = Snapshotter(home, KEYS, 1, folder, quiet=0)
+    for step in (100, 200):
+        save(folder / f"step{step}.npz", step)
+        (folder / "latest").write_text(f"step{step}.npz")
+        if step == 200:
+            (folder / "step200.npz").write_bytes((folder / "step200.npz").read_bytes()[:100])
+            save(folder / "other.npz", 1)
+        manifest = snapshotter.publish()
+        assert manifest is not None
+        assert home.get(KEYS.blob(manifest.files["latest"].sha256)) == b"step100.npz"
+    assert manifest.entries["latest"] == "carried"
+
+
 def test_deleting_the_only_checkpoint_publishes_nothing(home: Home, folder: Path) -> None:
     save(folder / "last.npz", 1)
     save(folder / "log.npz", 1)
