@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from broker.offer import Market, Offer, OfferQuery, hourly_of
+from broker.policy.budget import UNCLEAR
 from broker.policy.due import zone
 from broker.policy.hazard import Experience, Seen, by_part, ran
 from broker.policy.infra import matcher as within_infra
@@ -22,6 +23,7 @@ from broker.policy.past import MET, Past
 from broker.policy.season import moves, sampled, weekly, zone_of
 from broker.policy.shape import misfit
 from broker.policy.spells import Sky
+from broker.policy.timing import Refusals
 from broker.store import insert_into, made, metadata, prices
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ PAST = 21 * 86_400.0
 """Seconds of past prices that tell how they go over the week."""
 PART = "part/"
 """Before the number of a part of the day, where a place would stand."""
+LATELY = 3600.0
+"""Seconds for which one job's refusal on demand tells another something: as long as the longest cooldown."""
 BATCH = 500
 """Names in one statement; SQLite takes some thousands."""
 PASSING = -1.0
@@ -340,6 +344,16 @@ class Records:
                 found = [(row.at, row.price) for row in rows if row.at <= now]
                 known = sampled(found, turns if key.endswith(f"/{Market.SPOT}") else (), until.get(names[key], 0.0))
                 yield key, [(at, price) for at, price in known if at >= now - PAST]
+
+    # Machines on demand
+
+    def refusals(self, offers: Iterable[Offer], job: str, now: float) -> Refusals:
+        """What asking for machines on demand, such as these, has lately come to for the other jobs than this one."""
+        keys = {offer.key for offer in offers if offer.market is Market.ON_DEMAND}
+        others = [row for row in self.store.sent(now - LATELY) if row.job != job] if keys else []
+        asked = [row for row in others if Offer.from_json(row.request["offer"]).key in keys]
+        refused = [row for row in asked if row.status == "closed" and row.cause != UNCLEAR]
+        return Refusals(len(asked), len(refused))
 
     # Decisions
 

@@ -168,13 +168,17 @@ def reserve_of(measured: Measured, whole: float) -> float:
     return min(known + MARGIN, SHARE * max(0.0, whole)) / 3600
 
 
-def with_sky(due: Due, offers: Sequence[Offer], wish: Wish, records: Records | None, now: float, tick: float) -> Due:
-    """The deadline with what was seen of the spot zones that have such machines as these offers that fit.
+def with_sky(
+    due: Due, offers: Sequence[Offer], wish: Wish, records: Records | None, now: float, tick: float, job: str = ""
+) -> Due:
+    """The deadline with what was seen of the spot zones that have such machines as these offers that fit, and of how
+    other jobs fared who asked for them on demand.
 
-    tick: seconds until the market is looked at again.
+    tick: seconds until the market is looked at again. job: the one that decides, "" where it is none yet.
     """
     due = replace(due, tick=tick / 3600)
-    kinds = {(o.provider, o.instance_type) for o in offers if any(not misfit(o, query) for query in wish.queries)}
+    fitting = [offer for offer in offers if any(not misfit(offer, query) for query in wish.queries)]
+    kinds = {(offer.provider, offer.instance_type) for offer in fitting}
     up = {zone(o): o for o in offers if o.market is Market.SPOT and (o.provider, o.instance_type) in kinds}
     if records is None:
         due.sky.see(now / 3600, dict.fromkeys(up, True))
@@ -182,7 +186,8 @@ def with_sky(due: Due, offers: Sequence[Offer], wish: Wish, records: Records | N
     sky, prices = records.sky(kinds, now - HISTORY, now)
     seen = {name: name in up for name in {*sky.zones, *up}}
     sky.see(now / 3600, seen)
-    return replace(due, sky=sky, prices={**prices, **{name: offer.hourly for name, offer in up.items()}})
+    prices |= {name: offer.hourly for name, offer in up.items()}
+    return replace(due, sky=sky, prices=prices, refusals=due.refusals + records.refusals(fitting, job, now))
 
 
 def _left(task: Task, stays: Sequence[Stay], checkpoint: tuple[int, int] | None, measured: Measured) -> Left:

@@ -105,7 +105,7 @@ def _asked(
         # The machine that runs is the other choice, so that what cools down is tried as if nothing else fitted.
         outlook = replace(outlook, wish=replace(outlook.wish, spot="only"), due=None)
     if outlook.due is not None:
-        due = with_sky(outlook.due, book.offers, outlook.wish, world.records, now, limits.weigh)
+        due = with_sky(outlook.due, book.offers, outlook.wish, world.records, now, limits.weigh, state.job)
         outlook = replace(outlook, due=due)
     had = any(row.market == Market.SPOT for row in world.store.placements(state.job))
     inputs = record.Inputs(

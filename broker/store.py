@@ -365,6 +365,12 @@ class Store:
         with self.engine.connect() as db:
             return [PlacementRow(**row) for row in db.execute(query).mappings()]
 
+    def sent(self, since: float) -> list[PlacementRow]:
+        """Placements of all jobs whose launch was sent since a moment."""
+        query = sa.select(placements).where(placements.c.sent_at >= since)
+        with self.engine.connect() as db:
+            return [PlacementRow(**row) for row in db.execute(query).mappings()]
+
     def update_placement(self, job: str, generation: int, **values: Any) -> None:
         query = sa.update(placements).where(placements.c.job == job, placements.c.generation == generation)
         with self.engine.begin() as db:

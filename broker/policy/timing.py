@@ -51,6 +51,9 @@ class Refusals:
     asked: int = 0
     refused: int = 0
 
+    def __add__(self, other: Refusals) -> Refusals:
+        return Refusals(self.asked + other.asked, self.refused + other.refused)
+
     @property
     def share(self) -> float:
         """The chance that one request is refused; none refused is taken as none to come."""

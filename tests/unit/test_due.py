@@ -129,6 +129,31 @@ def test_refused_on_demand_is_begun_earlier_and_the_chance_is_told(tmp_path: Pat
     assert "on demand was refused 3 of 3 times: the chance to miss it is" in told_of[-1]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_refused_to_one_job_lets_another_begin_earlier(
+    refused: bool, tmp_path: Path, stages: list[Stage]
+) -> None:
+    """No spot, and three quarters of an hour to spare: alone, the job waits for a third of them."""
+    stage = Stage(tmp_path, [offer("a1", Market.ON_DEMAND)], work=2 * HOUR, restart=60.0, limits={"weigh": 60.0})
+    stages.append(stage)
+    stage.world.records.looked((OfferQuery(),), [offer("a1")], START - HOUR)
+    stage.world.records.gone(offer("a1"), START - 60.0)
+    if refused:
+        stage.cloud.refuse("*/on_demand", NoCapacity("none left", provider="fake"), times=1)
+        first = stage.submit(deadline="128m")
+        stage.run(first, until=lambda: any(row.status == "closed" for row in stage.store.placements(first.id)))
+    second = stage.submit(deadline="165m")
+    stage.run(second)
+    assert second.status == "succeeded", stage.story(second)
+    begun, reasons = stage.store.placements(second.id)[0].sent_at, stage.store.placements(second.id)[0].reasons
+    assert begun is not None
+    if refused:
+        assert begun - START < 10 * 60, stage.story(second)
+        assert any("on demand was refused 1 of 1 times" in reason for reason in reasons)
+    else:
+        assert begun - START > 15 * 60, stage.story(second)
+
+
 def test_a_deadline_that_passes_ends_the_job_with_its_snapshot_safe(tmp_path: Path, stages: list[Stage]) -> None:
     """The work takes longer than was said: it is cut at the deadline, and the next command is named."""
     stage = Stage(tmp_path, [offer("a1", Market.ON_DEMAND)], work=4 * HOUR, restart=60.0)
