@@ -1,4 +1,4 @@
-"""The installed command, run as its users run it: a process, its streams, its exit code."""
+"""The command, run as its users run it: a process, its streams, its exit code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
+from cli.forked import Forked
 
 HERE = Path(__file__).parent
 TASK = """\
@@ -34,10 +36,15 @@ max_hours: 1
 
 @dataclass
 class Cli:
-    """One installation: its own state and configuration, and an environment that says nothing about terminals."""
+    """One installation: its own state and configuration, and an environment that says nothing about terminals.
+
+    forks: its commands are forks of a process that has imported what they need, and not interpreters of their own.
+    """
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
+    forks: bool = True
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         kept = {
@@ -54,14 +61,23 @@ class Cli:
     def state(self) -> Path:
         return self.folder / "state"
 
-    def start(self, *args: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "broker", *args],
-            env={**self.env, **(env or {})},
-            cwd=self.folder,
-            text=True,
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-        )
+    def start(self, *args: str, env: Mapping[str, str] | None = None, stdin: int = DEVNULL) -> subprocess.Popen[str]:
+        streams = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE}
+        if not self.forks:
+            return self._interpreter(*args, env=env or {}, **streams)
+        process = Forked(args, env={**self.env, **(env or {})}, cwd=self.folder, text=True, **streams)
+        self.started.append(process)
+        return process
+
+    def at_terminal(self, *args: str, terminal: int, env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+        """As `start`, with a terminal's file for all streams, which an interpreter looks at as it starts."""
+        return self._interpreter(*args, env=env, stdin=terminal, stdout=terminal, stderr=terminal, **options)
+
+    def _interpreter(self, *args: str, env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "broker", *args]
+        process = subprocess.Popen(command, env={**self.env, **env}, cwd=self.folder, text=True, **options)
+        self.started.append(process)
+        return process
 
     def __call__(
         self, *args: str, code: int | None = 0, env: Mapping[str, str] | None = None, timeout: float = 120.0
@@ -95,6 +111,9 @@ class Cli:
         try:
             self("stop", "-a", "-y", "--now", code=None, timeout=60.0)
         finally:
+            for process in self.started:
+                if process.poll() is None:
+                    process.kill()
             mark = f"SPOTBROKER_STATE={self.state}".encode()
             for environ in Path("/proc").glob("[0-9]*/environ"):
                 with contextlib.suppress(OSError):

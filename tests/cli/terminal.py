@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
 from types import TracebackType
 from typing import Self
@@ -24,12 +22,13 @@ class Terminal:
     def __init__(self, cli: Cli, *args: str) -> None:
         self.shown = ""
         self._master, slave = pty.openpty()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "broker", *args],
-            env={**cli.env, "TERM": "dumb", "COLUMNS": "160", "NO_COLOR": "1"},
-            cwd=cli.folder, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=_controlling,  # noqa: PLW1509 - only an ioctl is called
-        )  # fmt: skip
+        self._process = cli.at_terminal(
+            *args,
+            terminal=slave,
+            env={"TERM": "dumb", "COLUMNS": "160", "NO_COLOR": "1"},
+            start_new_session=True,
+            preexec_fn=_controlling,
+        )
         os.close(slave)
 
     def __enter__(self) -> Self:

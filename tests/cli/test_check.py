@@ -176,7 +176,8 @@ def test_a_provider_whose_package_is_not_there_is_simply_not_set_up(market: Cli)
     for name in ("boto3", "requests"):
         line = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
         (market.folder / "site" / f"{name}.py").write_text(line)
-    market.env["VAST_API_KEY"] = "a-key"
+    market.forks = False  # which would have them already
+    market.env |= {"VAST_API_KEY": "a-key", "AWS_PROFILE": "mine"}
     rows = market.json("check")
     for who, package in (("aws", "boto3"), ("vast", "requests")):
         (row,) = found(rows, who).values()

@@ -167,7 +167,7 @@ def test_without_a_terminal_nothing_is_asked(cli: Cli) -> None:
 def on_terminal(cli: Cli, *args: str, keys: str = "", env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run at a pseudo-terminal; the exit code and all that was shown."""
     leader, follower = pty.openpty()
-    process = cli.start(*args, env=env, stdin=follower, stdout=follower, stderr=follower)
+    process = cli.at_terminal(*args, terminal=follower, env=env or {})
     os.close(follower)
     shown = b""
     os.write(leader, keys.encode())
