@@ -8,6 +8,8 @@ token 36. Backblaze B2 and Cloudflare R2 have ways of their own (`broker.minting
     mint = "assume-role"            # or "federation", "b2", "r2", or "none": the guest gets the account's own keys
     instance_profile = "…"          # what machines on EC2 have in place of a key (`broker.identity`)
     role_arn = "arn:aws:iam::…"     # for assume-role
+    kms_key = "arn:aws:kms:…"       # what the bucket is encrypted with, "*" for the account's aws/s3
+    profile = "…"                   # of the AWS configuration: it signs in place of a key (`broker.signing`)
     sts_endpoint = "https://…"      # where STS is not AWS's own
     api_endpoint = "https://…"      # where B2's or Cloudflare's API is elsewhere
     account_id, api_token           # of Cloudflare, for r2
@@ -28,12 +30,22 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from broker import minting
+from broker import minting, signing
 from broker.config import Config
-from broker.errors import ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
-from broker.home import Access, Home, translated
+from broker.errors import ConfigError, HomeAccessDenied, HomeAccessExpired, HomeError, HomeUnavailable
+from broker.home import Access, Home, log_in, translated
 
-OURS = {"mint", "instance_profile", "role_arn", "sts_endpoint", "api_endpoint", "account_id", "api_token", "dedicated"}
+OURS = {
+    "mint",
+    "instance_profile",
+    "role_arn",
+    "sts_endpoint",
+    "kms_key",
+    "api_endpoint",
+    "account_id",
+    "api_token",
+    "dedicated",
+}
 NARROW = ("assume-role", "federation", "b2", "r2")
 """Ways to a key for one job."""
 PROFILE = "instance-profile"
@@ -84,6 +96,14 @@ def mint(config: Config, home_url: str, job: str, generation: int, until: float)
     return replace(shared, config={**kept, **made.keys}, expires_at=made.expires_at, scoped=True)
 
 
+def lent(config: Config, home_url: str) -> Access:
+    """The broker's own access, for a simulated machine, which is this computer. Raises AuthFailed for a profile."""
+    shared = own(config, home_url)
+    settings = {key: value for key, value in shared.config.items() if key != signing.SETTING}
+    profile = shared.config.get(signing.SETTING, "")
+    return replace(shared, config={**settings, **signing.keys(profile)}) if profile else shared
+
+
 def keyless(config: Config, home_url: str) -> Access:
     """Access without a key, for a machine that is somebody by itself: it does not end, and reaches the whole home."""
     shared = own(config, home_url)
@@ -123,7 +143,8 @@ def _minted(
         return minting.b2(settings, name, bucket, f"{base}jobs/{job}/", seconds)
     if way == "r2":
         return minting.r2(settings, bucket, [f"{base}jobs/{job}/", f"{base}beats/{job}/"], seconds)
-    policy = json.dumps(session_policy(bucket, prefix, job, _partition(settings)), separators=(",", ":"))
+    kms = settings.get("kms_key", "")
+    policy = json.dumps(session_policy(bucket, prefix, job, _partition(settings), kms), separators=(",", ":"))
     answer = _ask(settings, way, name, policy, seconds)
     keys = {
         "access_key_id": answer["AccessKeyId"],
@@ -171,20 +192,20 @@ def strangers(config: Config, home_url: str) -> list[str]:
 SECRET = {"access_key_id", "secret_access_key", "session_token", "token", "profile"}
 
 
-def session_policy(bucket: str, prefix: str, job: str, partition: str = "aws") -> dict[str, Any]:
+def session_policy(bucket: str, prefix: str, job: str, partition: str = "aws", kms: str = "") -> dict[str, Any]:
     """What a placement may do: read, write and list below its job's two prefixes.
 
     Every pattern ends in `/*`: without the slash `jobs/A*` would open `jobs/AA/` as well.
     """
-    return _policy(bucket, prefix, [f"jobs/{job}/*", f"beats/{job}/*"], partition)
+    return _policy(bucket, prefix, [f"jobs/{job}/*", f"beats/{job}/*"], partition, kms)
 
 
 def home_policy(settings: Mapping[str, str], home_url: str) -> dict[str, Any]:
     """What machines may do that share an identity: the same for every job of the home, and nothing beside."""
-    return _policy(*_place(home_url), ["jobs/*", "beats/*"], _partition(settings))
+    return _policy(*_place(home_url), ["jobs/*", "beats/*"], _partition(settings), settings.get("kms_key", ""))
 
 
-def _policy(bucket: str, prefix: str, patterns: Sequence[str], partition: str) -> dict[str, Any]:
+def _policy(bucket: str, prefix: str, patterns: Sequence[str], partition: str, kms: str) -> dict[str, Any]:
     below = [f"{prefix}/{pattern}" if prefix else pattern for pattern in patterns]
     arn = f"arn:{partition}:s3:::{bucket}"
     return {
@@ -207,8 +228,19 @@ def _policy(bucket: str, prefix: str, patterns: Sequence[str], partition: str) -
                 "Resource": [arn],
                 "Condition": {"StringLike": {"s3:prefix": below}},
             },
+            *([_deciphering(kms)] if kms else []),
         ],
     }
+
+
+def _deciphering(key: str) -> dict[str, Any]:
+    """What an encrypted bucket takes besides: parts of an upload are read back as well. Through S3, where no key is
+    named (Amazon S3 User Guide, "Using server-side encryption with AWS KMS keys", "Permissions").
+    """
+    allowed = {"Effect": "Allow", "Action": ["kms:GenerateDataKey", "kms:Decrypt"], "Resource": [key]}
+    return (
+        allowed if key != "*" else {**allowed, "Condition": {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}}
+    )
 
 
 def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds: float) -> Mapping[str, Any]:
@@ -219,7 +251,7 @@ def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds:
         raise ConfigError("scoped keys for an S3 home need boto3", fix="pip install 'spotbroker[aws]'") from error
     shortest, longest = LIFE[way]
     life = int(min(max(seconds, shortest), longest))
-    client = _client(settings)
+    client = sts(settings)
     try:
         if way == "federation":
             return _credentials(client.get_federation_token(Name=name[-32:], Policy=policy, DurationSeconds=life))
@@ -240,17 +272,20 @@ def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds:
             f"no key to mint with: {error}", fix="set access_key_id and secret_access_key in [home_config]"
         ) from error
     except BotoCoreError as error:
+        profile = settings.get(signing.SETTING, "")
+        if profile and re.search(r"Token|SSO|Login|Credential|Refresh", type(error).__name__):
+            raise HomeAccessExpired(f"the profile {profile} gives no keys: {error}", fix=log_in(profile)) from error
         raise HomeUnavailable(f"STS did not answer: {error}", fix="check sts_endpoint in [home_config]") from error
 
 
-def _client(settings: Mapping[str, str]) -> Any:
-    import boto3
+def sts(settings: Mapping[str, str]) -> Any:
+    """boto3's client for the STS that makes a home's narrow keys."""
     from botocore.config import Config as Options
 
     def setting(name: str) -> str | None:
         return settings.get(name) or settings.get(f"aws_{name}") or None
 
-    return boto3.client(
+    return sdk(settings).client(
         "sts",
         endpoint_url=settings.get("sts_endpoint") or None,
         region_name=setting("region") or setting("default_region") or "us-east-1",
@@ -259,6 +294,14 @@ def _client(settings: Mapping[str, str]) -> Any:
         aws_session_token=setting("session_token") or setting("token"),
         config=Options(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 4}),
     )
+
+
+def sdk(settings: Mapping[str, str]) -> Any:
+    """boto3's session for a home: of its profile where it has one. Raises ConfigError."""
+    import boto3
+
+    profile = settings.get(signing.SETTING, "")
+    return boto3.Session(botocore_session=signing.session(profile)) if profile else boto3.Session()
 
 
 def _credentials(answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,7 +315,9 @@ def _translated(way: str, response: Mapping[str, Any]) -> HomeError:
     text = f"STS refuses to mint a key by {way}: {code}: {response.get('Error', {}).get('Message', '')}"
     if status >= 500:
         return HomeUnavailable(text)
-    fix = "check role_arn and its trust policy" if way == "assume-role" else "federation needs an IAM user's own keys"
+    fix = "federation needs an IAM user's own keys"
+    if way == "assume-role":
+        fix = "let its trust policy name whoever signs, and their own policy allow sts:AssumeRole on it: role_arn"
     return HomeAccessDenied(text, fix=fix)
 
 

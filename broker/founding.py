@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from broker import access, identity, minting
+from broker import access, buckets, identity, minting, signing
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError, HomeAccessDenied, HomeError, HomeUnavailable
-from broker.home import Home, JobKeys
-from broker.house import proof_of
+from broker.home import Home
+from broker.house import narrow_proof, proof_of
 from broker.provider import Finding
 from broker.stores import Kind
 
@@ -77,9 +77,15 @@ def found(ground: Ground, config: Config, tell: Callable[[Finding], None]) -> Fo
         tell(finding)
         return finding
 
-    client = _client(ground)
+    client = buckets.client(ground.settings)
     note(_bucket(client, ground))
     note(_rule(client, ground))
+    if ground.kind.identities:
+        if foreign := buckets.foreign(client, ground.bucket, ground.settings):
+            note(foreign)
+        if kms := buckets.encryption(client, ground.bucket):
+            note(Finding("encryption", True, f"by a KMS key, which machines' keys may use: {kms}"))
+            ground = replace(ground, settings={**ground.settings, "kms_key": kms})
     trial = replace(config, home=ground.url, home_config=dict(ground.settings))
     home = Home(access.own(trial, ground.url))
     note(proof_of(home))
@@ -107,32 +113,6 @@ def identified(founded: Founded, config: Config, name: str, tell: Callable[[Find
     return replace(founded, settings={**founded.settings, **more}, findings=(*founded.findings, *found))
 
 
-def _client(ground: Ground) -> S3Client:
-    try:
-        import boto3
-        from botocore.config import Config as Options
-    except ImportError as error:
-        raise ConfigError("setting up a home needs boto3", fix="pip install 'spotbroker[home]'") from error
-    settings = ground.settings
-    options: Any = Options(
-        connect_timeout=5,
-        read_timeout=30,
-        retries={"mode": "standard", "total_max_attempts": 3},
-        # B2 and RunPod refuse the checksums that newer clients add of their own accord.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={"addressing_style": "path"} if settings.get("endpoint") else {},
-    )
-    return boto3.client(
-        "s3",
-        endpoint_url=settings.get("endpoint") or None,
-        region_name=settings.get("region") or "us-east-1",
-        aws_access_key_id=settings.get("access_key_id"),
-        aws_secret_access_key=settings.get("secret_access_key"),
-        config=options,
-    )
-
-
 def _bucket(client: S3Client, ground: Ground) -> Finding:
     """Find it or make it."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -144,7 +124,8 @@ def _bucket(client: S3Client, ground: Ground) -> Finding:
     except ClientError as error:
         code, status = _code(error)
         if status != 404:
-            raise _refused(f"{kind.title} does not let this key into {bucket}", code, status, kind) from error
+            fix = _who(ground) if kind.identities else ""
+            raise _refused(f"{kind.title} does not let this key into {bucket}", code, status, kind, fix) from error
     except BotoCoreError as error:
         raise _silent(ground, error) from error
     if kind.made_by_hand:
@@ -237,19 +218,24 @@ def _scoped(
     ground: Ground, config: Config, client: S3Client, note: Callable[[Finding], Finding]
 ) -> Mapping[str, str | bool]:
     """The settings by which machines get keys: such as proved narrow, or the key to a bucket of the broker's own."""
-    why = ""
-    for way in ground.kind.mints:
+    why, known = "", ground.settings
+    for way in ("assume-role",) if known.get("role_arn") else ground.kind.mints:
         settings: dict[str, str] = {"mint": way}
-        if way == "federation" and ground.settings.get("endpoint"):
-            settings["sts_endpoint"] = ground.settings["endpoint"]
+        if way in access.LIFE and known.get("endpoint"):
+            settings["sts_endpoint"] = known["endpoint"]
         try:
-            _narrow(replace(config, home_config={**config.home_config, **settings}), ground.url)
+            narrow_proof(replace(config, home_config={**config.home_config, **settings}), ground.url)
         except BrokerError as error:
-            why = error.message
+            why = f"{error.message} ({error.fix})" if error.fix else error.message
             continue
         days = LONGEST[way] / 86_400
         note(Finding("keys", True, f"each machine gets its own, for its job only ({way}, up to {days:.3g} days)"))
         return settings
+    if signing.SETTING in known:
+        text = "this login makes no keys for machines, and none of them gets it itself"
+        fix = "--instance-profile NAME for machines on EC2; --role-arn ARN, which it may take on, for all"
+        note(Finding("keys", False, f"{text}{f'; {why}' if why else ''}", fix))
+        return {"mint": "none"}
     others = _other_buckets(client, ground.bucket)
     strange = access.strangers(config, ground.url)
     if not others and not strange:
@@ -269,38 +255,6 @@ def _scoped(
     return {"mint": "none"}
 
 
-def _narrow(config: Config, url: str) -> None:
-    """Mint a key for a job that there is not, for a quarter of an hour, and see that it reaches that job and no other.
-
-    Raises HomeError where it does not, or reaches further.
-    """
-    job, other = (f"probe-{uuid.uuid4().hex[:12]}" for _ in range(2))
-    guest = Home(access.mint(config, url, job, 1, time.time() + 900))
-    broker, keys = Home(access.own(config, url)), JobKeys(job)
-    foreign = JobKeys(other).control
-    written = [keys.control, keys.beat(1)]
-    broker.put(foreign, b"foreign")
-    try:
-        for key in written:
-            guest.put(key, b"own")
-            if guest.get(key) != b"own":
-                raise HomeError("a narrow key does not read what it wrote")
-        if [entry.key for entry in guest.list(keys.root)][:1] != [keys.control]:
-            raise HomeError("a narrow key does not list its own job")
-        for what, attempt in (
-            ("reads", lambda: guest.get(foreign)),
-            ("writes", lambda: guest.put(foreign, b"taken over")),
-            ("lists", lambda: guest.list(JobKeys(other).root)),
-        ):
-            try:
-                attempt()
-            except HomeAccessDenied:
-                continue
-            raise HomeError(f"a narrow key {what} another job's objects")
-    finally:
-        broker.delete([*written, foreign])
-
-
 def _other_buckets(client: S3Client, bucket: str) -> list[str]:
     """Other buckets that the key shows; none where it may not even ask."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -317,10 +271,26 @@ def _code(error: Exception) -> tuple[str, int]:
     return str(response.get("Error", {}).get("Code", type(error).__name__)), status
 
 
-def _refused(what: str, code: str, status: int, kind: Kind) -> BrokerError:
+def _refused(what: str, code: str, status: int, kind: Kind, fix: str = "") -> BrokerError:
     if status >= 500:
         return HomeUnavailable(f"{what}: {code}", fix="try again later")
-    return HomeAccessDenied(f"{what}: {code}", fix=f"check the key; they are made at {kind.keys}")
+    if code not in ("AccessDenied", "403"):  # the key itself is wrong
+        fix = ""
+    return HomeAccessDenied(f"{what}: {code}", fix=fix or f"check the key; they are made at {kind.keys}")
+
+
+def _who(ground: Ground) -> str:
+    """What to do where AWS keeps whoever signs out of a bucket: it does not say which of the two policies is short."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        who = str(access.sts(ground.settings).get_caller_identity()["Arn"])
+    except (ClientError, BotoCoreError):
+        who = "whoever signs"
+    return (
+        f"let {who} do {buckets.ACTIONS}: in its own IAM policy, and, where the bucket is another account's, in the "
+        "bucket's policy as well; or choose another name: --bucket"
+    )
 
 
 def _silent(ground: Ground, error: Exception) -> HomeUnavailable:

@@ -41,6 +41,9 @@ from broker.errors import ConfigError, HomeAccessDenied, HomeAccessExpired, Home
 
 EXPIRED = re.compile(r"ExpiredToken|RequestTimeTooSkewed|InvalidToken|token (has |is )?expired", re.IGNORECASE)
 KEYS = "check the keys, in [home_config] or the environment, and that they may read and write there"
+NO_SESSION = re.compile(r"the profile (\S+) gives no keys: [^\n]*")
+KMS = re.compile(r"kms:\w+|\bKMS\.\w+")
+KMS_KEY = re.compile(r"arn:[\w-]+:kms:[\w-]+:\d+:key/[\w-]+")
 DENIED = re.compile(r"\b403\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId", re.IGNORECASE)
 
 
@@ -273,12 +276,17 @@ def _open(access: Access, *, make: bool) -> tuple[Any, Path | None]:
 
     options: dict[str, Any] = {"timeout": seconds(seconds=120), "connect_timeout": seconds(seconds=5)}
     config: dict[str, Any] = dict(access.config)
+    signed: dict[str, Any] = {}
+    if profile := config.pop("profile", ""):
+        from broker import signing
+
+        signed = {"credential_provider": signing.provider(profile)}
     if str(config.get("endpoint", config.get("aws_endpoint", ""))).startswith("http://"):
         options["allow_http"] = True
     retry: Any = {"max_retries": 5, "retry_timeout": seconds(seconds=60)}
     try:
         open_url: Any = from_url
-        return open_url(access.url, config=config, client_options=options, retry_config=retry), None
+        return open_url(access.url, config=config, client_options=options, retry_config=retry, **signed), None
     except Exception as error:
         raise ConfigError(
             f"the home {access.url!r} cannot be opened: {error}",
@@ -300,6 +308,10 @@ def translated(key: str) -> Iterator[None]:
         raise
     except (BaseError, OSError) as error:
         text = str(error)
+        if session := NO_SESSION.search(text):
+            raise HomeAccessExpired(f"no access to {key}: {session[0][:300]}", fix=log_in(session[1])) from error
+        if KMS.search(text):
+            raise HomeAccessDenied(f"no access to {key}: {first_line(text)}", fix=kms_fix(text)) from error
         if EXPIRED.search(text):
             raise HomeAccessExpired(f"the access to {key} has expired: {first_line(text)}", fix=KEYS) from error
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or DENIED.search(text):
@@ -308,6 +320,20 @@ def translated(key: str) -> Iterator[None]:
             f"the store did not serve {key}: {first_line(text)}",
             fix="check `home` and its endpoint in [home_config], and the network",
         ) from error
+
+
+def log_in(profile: str) -> str:
+    """What to do where a profile of the AWS configuration gives no keys."""
+    return f"log in again: aws sso login --profile {profile}; or see that the profile has keys or a role"
+
+
+def kms_fix(text: str) -> str:
+    """What to do where a bucket is encrypted with a key of KMS's that whoever signs may not use."""
+    key = found[0] if (found := KMS_KEY.search(text)) else "the key"
+    return (
+        f"the bucket is encrypted with a KMS key: allow kms:GenerateDataKey and kms:Decrypt on {key}, in the IAM "
+        "policy of whoever signs and, where the key is another account's, in its own too; then broker home setup again"
+    )
 
 
 def first_line(text: str) -> str:

@@ -12,10 +12,12 @@ from email.utils import parsedate_to_datetime
 from importlib import metadata
 from pathlib import Path
 
-from broker.access import only_identities, own, strangers
+from broker import buckets, identity
+from broker.access import mint, only_identities, own, strangers
 from broker.config import APP, Config
-from broker.errors import BrokerError, HomeError
-from broker.home import Home, folder_url
+from broker.errors import BrokerError, ConfigError, HomeAccessDenied, HomeError
+from broker.home import Home, JobKeys, folder_url
+from broker.policy.egress import store
 from broker.provider import Finding
 
 SKEW = 60.0
@@ -112,6 +114,7 @@ def home_findings(config: Config, *, rents: bool) -> Iterator[Finding]:
         yield proof_of(Home(own(config, url)))
         if url.startswith("s3:"):
             yield _keys(config, url)
+            yield from _bucket(config, url)
     except (BrokerError, OSError) as error:
         yield Finding("home", False, str(error), getattr(error, "fix", "") or "broker home setup makes another one")
     if url.startswith("s3:"):
@@ -126,7 +129,11 @@ def _keys(config: Config, url: str) -> Finding:
             "home's keys", True, "no machine gets one: machines that have the instance profile alone are rented"
         )
     if way != "none":
-        return Finding("home's keys", True, f"each machine gets its own, for its job only ({way})")
+        try:
+            narrow_proof(config, url)
+        except BrokerError as error:
+            return Finding("home's keys", False, f"machines' own keys ({way}): {error.message}", error.fix)
+        return Finding("home's keys", True, f"each machine gets its own, for its job only ({way}), as tried just now")
     if config.home_config.get("dedicated", "").lower() != "true":
         return Finding("home's keys", True, "machines get the home's own key: marketplace hosts are left out")
     if strange := strangers(config, url):
@@ -134,6 +141,26 @@ def _keys(config: Config, url: str) -> Finding:
         seen = ", ".join(strange[:3])
         return Finding("home's keys", False, f"the bucket holds {seen} besides the broker's data", fix)
     return Finding("home's keys", True, "the bucket is the broker's own, so machines may have its key")
+
+
+def _bucket(config: Config, url: str) -> Iterator[Finding]:
+    """What AWS says of a bucket of its own, where it can be asked; nothing of other stores."""
+    settings = config.home_config
+    whose = store(url, settings)
+    if whose not in ("", identity.GIVER):
+        return
+    try:
+        s3 = buckets.client(settings)
+    except (ConfigError, ImportError):
+        return
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    kms, known = buckets.encryption(s3, bucket), settings.get("kms_key", "")
+    if kms and kms != known:
+        fix = f"broker home setup once more, for {url}: it lets them"
+        yield Finding("encryption", False, f"by a KMS key that machines' keys may not use: {kms}", fix)
+    asked = whose or settings.get("sts_endpoint")  # no other store's key is shown to AWS
+    if asked and (foreign := buckets.foreign(s3, bucket, settings)):
+        yield foreign
 
 
 def proof_of(home: Home) -> Finding:
@@ -155,6 +182,38 @@ def proof_of(home: Home) -> Finding:
     if unable:
         works = "get and delete work; it has no conditional put, which is done without"
     return Finding("home", True, f"{home.url}: put, list, {works}; {spent:.1f} s for all")
+
+
+def narrow_proof(config: Config, url: str) -> None:
+    """Mint a key for a job that there is not, for a quarter of an hour, and see that it reaches that job and no other.
+
+    Raises HomeError where it does not, or reaches further.
+    """
+    job, other = (f"probe-{uuid.uuid4().hex[:12]}" for _ in range(2))
+    guest = Home(mint(config, url, job, 1, time.time() + 900))
+    broker, keys = Home(own(config, url)), JobKeys(job)
+    foreign = JobKeys(other).control
+    written = [keys.control, keys.beat(1)]
+    broker.put(foreign, b"foreign")
+    try:
+        for key in written:
+            guest.put(key, b"own")
+            if guest.get(key) != b"own":
+                raise HomeError("a narrow key does not read what it wrote")
+        if [entry.key for entry in guest.list(keys.root)][:1] != [keys.control]:
+            raise HomeError("a narrow key does not list its own job")
+        for what, attempt in (
+            ("reads", lambda: guest.get(foreign)),
+            ("writes", lambda: guest.put(foreign, b"taken over")),
+            ("lists", lambda: guest.list(JobKeys(other).root)),
+        ):
+            try:
+                attempt()
+            except HomeAccessDenied:
+                continue
+            raise HomeError(f"a narrow key {what} another job's objects")
+    finally:
+        broker.delete([*written, foreign])
 
 
 def clock_finding(endpoint: str) -> Finding:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from broker import access
+from broker import access, signing
 from broker.config import Config
 from broker.errors import BrokerError, ConfigError
 from broker.offer import Offer, Trust
@@ -50,8 +50,10 @@ def entry(
     """A placement's access to its home, and its identity where it needs no key. Raises as `access.mint`."""
     if name := of(config, home_url, provider, offer):
         return access.keyless(config, home_url), name
-    if provider.traits.simulated and access.only_identities(config.home_config):
-        return access.own(config, home_url), ""  # that machine is this computer
+    if provider.traits.simulated and (
+        access.only_identities(config.home_config) or signing.SETTING in config.home_config
+    ):
+        return access.lent(config, home_url), ""  # that machine is this computer
     made = access.mint(config, home_url, job, generation, until)
     if home_url.startswith("s3:") and not provider.traits.simulated and not access.has_key(made.config):
         raise ConfigError(f"{offer.where} could not reach the home: {NO_KEY}", fix=NO_KEY_FIX)
@@ -119,6 +121,11 @@ def finding(config: Config, home_url: str) -> Finding | None:
 def _giver(config: Config) -> GivesIdentity:
     from broker import registry
 
+    # Whoever signs for the home makes and looks at its identity, unless the provider has a profile of its own.
+    profile = config.home_config.get(signing.SETTING, "")
+    if profile and not config.provider(GIVER).get("profile"):
+        own = {**config.provider(GIVER), "profile": profile}
+        config = replace(config, providers={**config.providers, GIVER: own})
     provider = registry.get(GIVER, config)
     if not isinstance(provider, GivesIdentity):
         raise ConfigError(f"the provider {GIVER} that is installed gives machines no identity")

@@ -9,6 +9,7 @@ from broker import identity, registry
 from broker.config import Config
 from broker.contract import Contract
 from broker.errors import AuthFailed, BrokerError, ConfigError
+from broker.house import home_findings
 from broker.meter import ledger_of
 from broker.offer import Offer, OfferQuery
 from broker.provider import NO_KEY, Checks, Finding, PartialOffers, Prepaid, TakesKey
@@ -38,8 +39,11 @@ class Inspection:
         return all(finding.ok for finding in self.findings)
 
 
-def inspect(name: str, config: Config) -> Inspection:
-    """Look a provider over. Never raises for what is wrong with it: that is a finding."""
+def inspect(name: str, config: Config, *, alone: bool = False) -> Inspection:
+    """Look a provider over. Never raises for what is wrong with it: that is a finding.
+
+    alone: nobody looks at the house beside it, so a home in a store of the provider's own is looked at here.
+    """
     try:
         contract = registry.get(name, config)
     except ConfigError as error:
@@ -72,8 +76,11 @@ def inspect(name: str, config: Config) -> Inspection:
     findings += _own(contract) if isinstance(contract.adapter, Checks) else _public(contract)
     if "balance" not in {finding.what for finding in findings}:
         findings += _balance(contract)
-    if name == identity.GIVER and (profile := identity.finding(config, config.home)) is not None:
-        findings.append(profile)
+    if name == identity.GIVER:
+        if alone and config.home.startswith("s3:"):
+            findings += home_findings(config, rents=True)
+        if (profile := identity.finding(config, config.home)) is not None:
+            findings.append(profile)
     return Inspection(name, tuple(findings), how_to_key=how, simulated=contract.traits.simulated)
 
 

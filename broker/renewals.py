@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from broker import signing
 from broker.access import longest, mint
 from broker.config import Config
 from broker.errors import BrokerError
@@ -39,6 +40,8 @@ def lasting(settings: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     def setting(name: str) -> str:
         return settings.get(name) or settings.get(f"aws_{name}") or ""
 
+    if profile := settings.get(signing.SETTING, ""):
+        return signing.lasting(profile)
     if setting("access_key_id"):
         return not (setting("session_token") or setting("token"))
     return bool(environ.get("AWS_ACCESS_KEY_ID")) and not environ.get("AWS_SESSION_TOKEN")

@@ -47,20 +47,20 @@ def check_verb(
         if not (key := sys.stdin.readline()).strip():
             raise Usage("stdin holds no key", fix=f"broker check {names[0]} --key-stdin < FILE")
         _keep(names[0], key, config)
-    inspections = _inspected(screen, names or list(registry.names()), config)
+    inspections = _inspected(screen, names or list(registry.names()), config, alone=bool(names))
     if names and not key_stdin:
         inspections = [_with_key(screen, found, config, anew=new_key) for found in inspections]
     return _told(screen, inspections, config, whole=not names)
 
 
-def _inspected(screen: Screen, names: Sequence[str], config: Config) -> list[Inspection]:
+def _inspected(screen: Screen, names: Sequence[str], config: Config, *, alone: bool) -> list[Inspection]:
     """All of them side by side: each waits for somebody else's computer."""
     from concurrent.futures import ThreadPoolExecutor
 
     from broker.inspection import inspect
 
     with screen.waiting("the providers' answers"), ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
-        return list(pool.map(lambda name: inspect(name, config), names))
+        return list(pool.map(lambda name: inspect(name, config, alone=alone), names))
 
 
 def _with_key(screen: Screen, found: Inspection, config: Config, *, anew: bool) -> Inspection:
@@ -82,7 +82,7 @@ def _with_key(screen: Screen, found: Inspection, config: Config, *, anew: bool) 
     if not (key := getpass.getpass(question, stream=sys.stderr).strip()):
         return found
     _keep(found.provider, key, config)
-    return _inspected(screen, [found.provider], config)[0]
+    return _inspected(screen, [found.provider], config, alone=True)[0]
 
 
 def _keep(name: str, key: str, config: Config) -> None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from broker.stores import Kind
 
 KEPT = ("api_endpoint", "api_token", "account_id")
-PROFILE = "--instance-profile"
+PROFILE, LOGIN = "--instance-profile", "--profile"
 SAMPLE_GB = 100.0
 """What the monthly price is shown for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the command line says; empty for what is to be asked."""
+    """What the command line says; empty for what is to be asked. profile: of EC2's instances; login: AWS's own."""
 
     store: str = ""
     bucket: str = ""
@@ -36,6 +36,8 @@ class Answers:
     endpoint: str = ""
     key_stdin: bool = False
     profile: str = ""
+    login: str = ""
+    role: str = ""
 
 
 def setup_verb(
@@ -51,6 +53,12 @@ def setup_verb(
     profile: Annotated[
         str, typer.Option(PROFILE, metavar="NAME", help="By it EC2 machines need no key for s3; made where it is not.")
     ] = "",
+    login: Annotated[
+        str, typer.Option(LOGIN, metavar="NAME", help="For s3: sign by this AWS profile, such as of SSO, not by a key.")
+    ] = "",
+    role: Annotated[
+        str, typer.Option("--role-arn", metavar="ARN", help="For s3: a role by which each machine gets its own key.")
+    ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="In the place of another home.")] = False,
 ) -> int:
     """Make the object store where jobs keep what must outlive machines.
@@ -60,7 +68,7 @@ def setup_verb(
     from broker.config import load
 
     config = load()
-    answers = Answers(store, bucket, region, account, endpoint, key_stdin, profile)
+    answers = Answers(store, bucket, region, account, endpoint, key_stdin, profile, login, role)
     if config.home and not replace and not bucket:
         raise _another(config)
     founded = set_up(screen, config, answers, replace=replace)
@@ -119,6 +127,11 @@ def _ground(screen: Screen, answers: Answers) -> Ground:
     kind, url = named(answers.store or _chosen(screen))
     if answers.profile and not kind.identities:
         raise Usage(f"no instance profile of EC2 reaches {kind.title}", fix=f"{PROFILE} goes with --store s3 only")
+    for given, option in ((answers.login, LOGIN), (answers.role, "--role-arn")):
+        if given and not kind.identities:
+            raise Usage(f"{kind.title} knows nothing of AWS's accounts", fix=f"{option} goes with --store s3 only")
+    if answers.login and answers.key_stdin:
+        raise Usage("a home is signed for by a profile or by a key", fix=f"leave out {LOGIN} or --key-stdin")
     account = answers.account
     if "account" in kind.asks and not answers.endpoint and not account:
         account = _answer(screen, "Cloudflare account id", "--account")
@@ -129,8 +142,10 @@ def _ground(screen: Screen, answers: Answers) -> Ground:
     bucket, prefix = split(answers.bucket or _answer(screen, "Bucket", "--bucket", proposed))
     settings = {"endpoint": answers.endpoint or url or kind.at(account=account, region=region), "region": region}
     settings |= {"account_id": account} if account and answers.endpoint else {}
-    key, secret = _key(screen, kind, from_stdin=answers.key_stdin)
-    settings |= {"access_key_id": key, "secret_access_key": secret, **kind.settings}
+    settings |= {"profile": answers.login, "role_arn": answers.role, **kind.settings}
+    if not answers.login:
+        key, secret = _key(screen, kind, from_stdin=answers.key_stdin)
+        settings |= {"access_key_id": key, "secret_access_key": secret}
     return Ground(kind, bucket, prefix, {name: value for name, value in settings.items() if value})
 
 
@@ -170,10 +185,13 @@ def _key(screen: Screen, kind: Kind, *, from_stdin: bool) -> tuple[str, str]:
         key, secret = sys.stdin.readline().strip(), sys.stdin.readline().strip()
     else:
         if not screen.interactive:
-            raise Usage("without a terminal nobody can be asked for a key", fix="give it on stdin: --key-stdin")
+            other = f", or name a profile of the AWS configuration: {LOGIN}" if kind.identities else ""
+            raise Usage("without a terminal nobody can be asked for a key", fix=f"give it on stdin: --key-stdin{other}")
         import getpass
 
         screen.say(f"A key is made at {kind.keys}.")
+        if kind.identities:
+            screen.say(f"Without one, such as after aws sso login: broker home setup --store s3 {LOGIN} NAME.")
         key = _answer(screen, "Access key id", "--key-stdin")
         secret = getpass.getpass("Secret access key (not shown): ", stream=sys.stderr).strip()
     if not key or not secret:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from clouds.aws import launches, market
 from clouds.aws.state import Ec2
-from clouds.aws.wire import Answer, Request, ec2_error, json_error, passed_on, query_error, read
+from clouds.aws.wire import Answer, Request, as_json, ec2_error, json_error, passed_on, query_error, read
 
 App = Callable[..., Iterable[bytes]]
 MARKET: dict[str, Callable[[Ec2, Request], Answer | None]] = {
@@ -57,6 +58,8 @@ class Layer:
     def answer(self, request: Request) -> Answer:
         if request.path == "/spot-advisor-data.json":
             return Answer(200, json.dumps(self.world.advisor).encode(), "application/json")
+        if request.path == "/federation/credentials":
+            return self._portal()
         with self.world.lock:
             self.world.calls.append((request.service, request.region, request.action, request.form or request.data))
         told = self._fault(request)
@@ -79,6 +82,19 @@ class Layer:
                 self._types[known] = passed_on(self.moto, request)
             return self._types[known]
         return passed_on(self.moto, request)
+
+    def _portal(self) -> Answer:
+        """IAM Identity Center's GetRoleCredentials."""
+        if self.world.sso is None:
+            return json_error("UnauthorizedException", "Session token not found or invalid", 401)
+        told = self.world.sso()
+        keys = {
+            "accessKeyId": told["AccessKeyId"],
+            "secretAccessKey": told["SecretAccessKey"],
+            "sessionToken": told["Token"],
+            "expiration": int((time.time() + 3600) * 1000),
+        }
+        return as_json({"roleCredentials": keys})
 
     def _fault(self, request: Request) -> Answer | None:
         with self.world.lock:

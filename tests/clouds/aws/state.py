@@ -123,6 +123,7 @@ class Ec2:
     profile_lag: seconds until EC2 hears of a fresh profile.
     fleet_made: what happens, once, between a fleet's machine and its answer.
     refused: instance type → code and message of its launches. unlisted: regions that the list of them leaves out.
+    sso: the keys of whoever has logged in, as `role_keys` gives them; None once the session is over.
     template_lag: calls for which a fresh launch template is not known yet.
     clock: seconds by which EC2's is ahead of this computer's. loose_history: the price history heeds neither times
     nor products.
@@ -143,6 +144,7 @@ class Ec2:
     full_subnets: set[str] = field(default_factory=set)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     unlisted: set[str] = field(default_factory=set)
+    sso: Callable[[], Mapping[str, str]] | None = None
     template_lag: int = 0
     no_images: set[str] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
