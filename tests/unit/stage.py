@@ -86,7 +86,7 @@ class Stage:
         config = Config(
             state=folder / "state",
             file=folder / "config.toml",
-            changed_limits={"weigh": 180.0, "fallback": 300.0, **(limits or {})},
+            changed_limits={"weigh": 600.0, "fallback": 300.0, **(limits or {})},
             monthly_budget=monthly,
         )
         self.store = open_store(config.state)

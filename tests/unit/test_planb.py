@@ -305,9 +305,9 @@ def test_where_there_never_was_spot_on_demand_is_taken_at_once(staged: Any) -> N
     assert job.placements()[0].launched_at == START
 
 
-def back(staged: Any, work: float, spot_at: float) -> tuple[Stage, Any]:
+def back(staged: Any, work: float, spot_at: float, **more: Any) -> tuple[Stage, Any]:
     """A job on demand; after a while spot is there again."""
-    stage = staged([STEADY, CHEAP], work=work)
+    stage = staged([STEADY, CHEAP], work=work, **more)
     stage.cloud.limit("*/spot", 0)
     later(stage, spot_at, lambda: stage.cloud.limit("*/spot", 9))
     job = stage.submit(work=Work(hours=work / HOUR))
@@ -342,7 +342,7 @@ def test_a_budget_leaves_room_for_the_move_back(staged: Any) -> None:
 
 
 def test_a_job_does_not_move_for_its_last_minutes(staged: Any) -> None:
-    stage, job = back(staged, 1.05 * HOUR, HOUR)
+    stage, job = back(staged, 1.05 * HOUR, HOUR, limits={"weigh": 180.0})
     assert markets(stage, job) == ["on_demand"], stage.story(job)
 
 
