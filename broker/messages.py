@@ -6,22 +6,30 @@ message that could not be sent is told as a warning of the job, and never holds 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
+import signal
+import socket
+import string
 import subprocess
+import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import sqlalchemy as sa
 
 from broker.config import Config
 from broker.errors import BrokerError, JobNotFound
-from broker.notify import News, Notify, news
+from broker.guest.mask import Mask, sensitive
+from broker.notify import News, Notify, leads_to, news
 from broker.store import Store, insert_into, made, metadata
 from broker.vault import seal, unseal
 
@@ -30,6 +38,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 30.0
 """Seconds for one message."""
+TRIES, PAUSE = 3, 2.0
+BUSY = (429, 502, 503, 504)
+"""What a server answers that has not looked at the message yet."""
+MOST = 1900
+"""Letters that Discord takes of a message are 2,000."""
+URL = re.compile(r"https?://[^\s'\"]+")
 
 waiting = sa.Table(
     "spotbroker_messages",
@@ -123,7 +137,7 @@ class NotSent(BrokerError):  # noqa: N818 - what has happened
 
 
 def message_of(item: News, job: Job) -> dict[str, Any]:
-    """The message as plain data. text and content are the same, for Slack's and Discord's webhooks."""
+    """The message as plain data. text and content are the same, for Slack's and Discord's webhooks, which take less."""
     from broker.morning import summary
 
     ended = item.what in ("finished", "failed", "budget") or job.done
@@ -135,44 +149,85 @@ def message_of(item: News, job: Job) -> dict[str, Any]:
         "status": job.status,
         "subject": text.split("\n", 1)[0],
         "text": text,
-        "content": text,
+        "content": text[:MOST],
         "spent": job.spent,
     }
 
 
 def run(command: str, message: Mapping[str, Any]) -> None:
-    """Run a shell command with the text on stdin and SPOTBROKER_EVENT, _JOB, _STATUS and _SUBJECT set."""
-    told = {f"SPOTBROKER_{name.upper()}": str(message[name]) for name in ("event", "job", "status", "subject")}
-    try:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            input=str(message["text"]) + "\n",
-            env={**os.environ, **told},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise NotSent(f"it did not end within {PATIENCE:.0f} s") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1][:200]
-        raise NotSent(f"exit {done.returncode}" + (f": {last}" if last else ""))
+    """Run a shell command with the text on stdin and SPOTBROKER_EVENT, _JOB, _STATUS and _SUBJECT set. Raises NotSent.
+
+    What it leaves running in the background goes on.
+    """
+    names = ("event", "job", "status", "subject")
+    told = {f"SPOTBROKER_{name.upper()}": str(message[name]).replace("\0", "") for name in names}
+    with tempfile.TemporaryFile() as text, tempfile.TemporaryFile() as words:
+        text.write(f"{message['text']}\n".encode("utf-8", "replace"))
+        text.seek(0)
+        process = subprocess.Popen(
+            ["sh", "-c", command], env={**os.environ, **told}, start_new_session=True,
+            stdin=text, stdout=subprocess.DEVNULL, stderr=words,
+        )  # fmt: skip
+        try:
+            code = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            # All that it has started: a shell that is killed alone leaves what it waits for.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise NotSent(f"it did not end within {PATIENCE:.0f} s") from None
+        if code:
+            words.seek(0)
+            last = _shown(words.read())
+            raise NotSent(f"exit {code}" + (f": {last}" if last else ""))
+
+
+def _shown(words: bytes) -> str:
+    """The last line of what a command has said, without what it may have said of keys."""
+    lines = words.decode("utf-8", "replace").strip().splitlines() or [""]
+    secrets = [value for name, value in os.environ.items() if sensitive(name, value)]
+    text = "".join(letter for letter in Mask(secrets).text(lines[-1]) if letter.isprintable())
+    return URL.sub(lambda found: leads_to(found[0]), text)[:200]
 
 
 def post(url: str, message: Mapping[str, Any]) -> None:
-    """POST the message as JSON. Raises NotSent."""
-    body = json.dumps(message).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "spotbroker"})  # noqa: S310 - http or https, checked with the task
-    host = urlsplit(url).hostname
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
-            return
-    except urllib.error.HTTPError as error:
-        raise NotSent(f"{host} answered {error.code}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
-        raise NotSent(f"{host} did not answer: {reason}") from None
+    """POST the message as JSON. A server that is busy, or is not there, is asked TRIES times. Raises NotSent."""
+    parts = urlsplit(url)
+    headers = {"Content-Type": "application/json", "User-Agent": "spotbroker"}
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(login).decode()}"
+    # An address may be written in any letters; those of a host are urllib's own matter.
+    plain = {name: quote(getattr(parts, name), safe=string.punctuation) for name in ("path", "query")}
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="", **plain).geturl()
+    for left in reversed(range(TRIES)):
+        request = urllib.request.Request(url, json.dumps(message).encode(), headers)  # noqa: S310 - http or https, checked with the task
+        try:
+            with urllib.request.build_opener(_Again).open(request, timeout=PATIENCE):
+                return
+        except urllib.error.HTTPError as error:
+            if not left or error.code not in BUSY:
+                raise NotSent(f"{parts.hostname} answered {error.code}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or type(error).__name__
+            # Whoever took it and said nothing may have it.
+            if not left or not isinstance(reason, ConnectionRefusedError | socket.gaierror):
+                raise NotSent(f"{parts.hostname} did not answer: {reason}") from None
+        time.sleep(PAUSE)
+
+
+class _Again(urllib.request.HTTPRedirectHandler):
+    """A message goes on to where a server sends it: urllib alone would go there with none, and take it for told."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if code in (301, 307, 308) or (code == 302 and new.path.rstrip("/") == old.path.rstrip("/")):
+            own = ["content-type", "user-agent", *(["authorization"] if new.hostname == old.hostname else [])]
+            headers = {name: value for name, value in req.header_items() if name.lower() in own}
+            return urllib.request.Request(newurl, req.data, headers)  # noqa: S310 - the opener knows http and https
+        # 303, and 302 to another page: the message was taken, and there is something to read about it.
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def apprise(urls: tuple[str, ...], message: Mapping[str, Any]) -> None:

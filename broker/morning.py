@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from broker.timetable import Run
 
 LAST_LINES = 8
+WIDEST = 200
 
 
 def summary(job: Job, schedule: Schedule | None = None, run: Run | None = None) -> str:
@@ -27,8 +28,8 @@ def summary(job: Job, schedule: Schedule | None = None, run: Run | None = None) 
     if schedule is not None and run is not None:
         lines += [f"run of {told(run.slot, schedule.zone)}", *([run.note] if run.note else [])]
     lines += [_took(report)]
-    if kept := job.outputs() if job.row.exit_code == 0 else {}:
-        lines.append(f"outputs: {len(kept)} file{'s' * (len(kept) != 1)}: broker pull {job.id}")
+    if job.row.exit_code == 0 and (kept := _outputs(job)):
+        lines.append(f"outputs: {kept}: broker pull {job.id}")
     if job.row.exit_code:
         lines.append(f"try: {job.row.fix or f'broker logs {job.id}'}")
         lines += [f"  | {line}" for line in _last_lines(job)]
@@ -53,11 +54,26 @@ def _took(report: Report) -> str:
     return f"took {duration(report.end - report.created)}, {machines}; cost {spent}{saved}"
 
 
+def _outputs(job: Job) -> str:
+    from broker.errors import HomeError
+
+    try:
+        count = len(job.outputs())
+    except HomeError as error:
+        return f"not known now, since {error}"
+    return f"{count} file{'s' * (count != 1)}" if count else ""
+
+
 def _last_lines(job: Job) -> list[str]:
     from broker.errors import HomeError
     from broker.output import Output, shown
 
     try:
-        return [shown(line) for _, line in Output(job).last(job.placements(), LAST_LINES, final=True)]
+        found = [shown(line) for _, line in Output(job).last(job.placements(), LAST_LINES, final=True)]
     except HomeError:
         return []
+    return [_short("".join(letter if letter.isprintable() else " " for letter in line)) for line in found]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"

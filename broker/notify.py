@@ -82,12 +82,12 @@ class Notify:
         return {
             "on": list(self.on),
             "command": self.command,
-            "webhook": _leads_to(self.webhook),
-            "apprise": [_leads_to(url) for url in self.apprise],
+            "webhook": leads_to(self.webhook),
+            "apprise": [leads_to(url) for url in self.apprise],
         }
 
 
-def _leads_to(url: str) -> str:
+def leads_to(url: str) -> str:
     """`https://hooks.example.com/…` of a whole URL; env:NAME as it is."""
     if not url or _FROM_ENVIRONMENT.fullmatch(url):
         return url
