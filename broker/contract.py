@@ -124,7 +124,8 @@ class Contract:
 
         def pause(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            return error.retry_after if isinstance(error, RateLimited) else grow(state)
+            # A vendor may say "now" again and again.
+            return max(grow(state), error.retry_after if isinstance(error, RateLimited) else 0.0)
 
         def too_late(state: tenacity.RetryCallState) -> bool:
             return self._clock() + state.upcoming_sleep > deadline

@@ -61,6 +61,15 @@ def test_reads_and_terminate_are_asked_again(fake: FakeProvider, clock: FakeCloc
     assert fake.count(call) == 3
 
 
+def test_who_says_now_again_and_again_is_asked_ever_more_rarely(fake: FakeProvider, clock: FakeClock) -> None:
+    fake.fail("instances", *[RateLimited("slow down", retry_after=0.0)] * 500)
+    start = clock.now
+    with pytest.raises(RateLimited):
+        wrapped(fake, clock, patience=15.0).instances()
+    assert fake.count("instances") < 12
+    assert 5.0 < clock.now - start <= 15.0
+
+
 def test_retry_after_is_honoured(fake: FakeProvider, clock: FakeClock) -> None:
     fake.fail("instances", RateLimited("slow down", retry_after=7.5))
     start = clock.now
