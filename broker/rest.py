@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of the answer
 KEYLESS_TIMEOUT = (3.0, 8.0)  # the same without a key: who rents elsewhere does not wait for prices to look at
 RETRY_AFTER = 5.0  # seconds, where a 429 names none
+EPOCH, DAY = 1e9, 86_400.0  # what is larger than the first is a moment, in seconds since 1970
 SHOWN = 500  # characters of an answer that an error shows
 Explain = Callable[[int, Any], ProviderError | None]
 
@@ -223,15 +224,20 @@ def _cause(error: Exception) -> Any:
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
-    """What Retry-After says, as seconds or as a date; a default where it is missing or unreadable."""
+    """What Retry-After says, in seconds from now or as a moment; a default where it is missing or no time.
+
+    No vendor's limit lasts longer than a day.
+    """
     from email.utils import parsedate_to_datetime
 
     text = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(text))
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return RETRY_AFTER
+    found = number(text)
+    if found is None:
+        with contextlib.suppress(ValueError, TypeError):
+            found = parsedate_to_datetime(text).timestamp()
+    if found is not None and found > EPOCH:
+        found -= time.time()
+    return RETRY_AFTER if found is None else min(max(0.0, found), DAY)
 
 
 def whole(value: Any) -> int | None:

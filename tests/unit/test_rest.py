@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -174,6 +174,25 @@ def test_a_429_may_say_when_and_may_be_no_json(
         rest(vendor).call("GET", "/")
     assert least <= caught.value.retry_after <= most
     assert "too frequent" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        (lambda: str(int(time.time()) + 30), 30.0),
+        (lambda: str(int(time.time()) - 30), 0.0),
+        (lambda: "nan", RETRY_AFTER),
+        (lambda: "inf", RETRY_AFTER),
+        (lambda: "soon", RETRY_AFTER),
+        (lambda: "31536000", 86_400.0),
+        (lambda: "0", 0.0),
+    ],
+)
+def test_retry_after_in_other_units_is_no_year(vendor: Vendor, said: Callable[[], str], seconds: float) -> None:
+    vendor.says(429, Retry_After=said())
+    with pytest.raises(RateLimited) as caught:
+        Rest("fake", vendor.base, key=KEY).call("GET", "/x")
+    assert caught.value.retry_after == pytest.approx(seconds, abs=10 if seconds == 30.0 else 0.01)
 
 
 def test_retry_after_may_be_a_date(vendor: Vendor) -> None:
