@@ -99,7 +99,7 @@ class Measured:
     """What earlier jobs of a task have shown. restarts: hours from a launch to the first step, by provider.
 
     checkpoint: GiB of a snapshot. sent: GiB that saves send in an hour. save: seconds that a save and its upload take.
-    paces: steps per hour, by card.
+    paces: steps per hour, by card. cache: GiB of the task's cache folders; spared: hours that restoring them spares.
     """
 
     restarts: Mapping[str, float] = field(default_factory=dict)
@@ -107,6 +107,8 @@ class Measured:
     sent: float | None = None
     save: float | None = None
     paces: Mapping[str, float] = field(default_factory=dict)
+    cache: float = 0.0
+    spared: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ class Lesson:
     """What one placement has shown. began, ended: seconds since the epoch, of its machine; lost: it was taken back.
 
     task: the task's name; image: the container, "" for none. restart: seconds from its launch to its first step.
-    checkpoint: bytes of its newest snapshot. sent: bytes that its saves sent in an hour. save: seconds of a save with
+    checkpoint: bytes of its newest snapshot. cache: bytes of the task's cache folders; spared: seconds that restoring
+    them spares a start. sent: bytes that its saves sent in an hour. save: seconds of a save with
     its upload. pace: steps per hour.
     """
 
@@ -131,6 +134,8 @@ class Lesson:
     sent: float | None = None
     save: float | None = None
     pace: float | None = None
+    cache: int | None = None
+    spared: float | None = None
 
     def values(self) -> dict[str, float]:
         """By key, as they are kept."""
@@ -142,6 +147,8 @@ class Lesson:
             f"sent|{self.task}": self.sent,
             f"save|{self.task}": self.save,
             f"pace|{self.task}|{self.offer.gpu or ''}": self.pace,
+            f"cache|{self.task}": self.cache,
+            f"spared|{self.task}": self.spared,
         }
         return {key: float(value) for key, value in found.items() if value is not None}
 
@@ -197,7 +204,7 @@ class Records:
         name = task.name
         wanted = sa.or_(
             measured.c.key.startswith("restart|"),
-            measured.c.key.in_([f"{what}|{name}" for what in ("checkpoint", "sent", "save")]),
+            measured.c.key.in_([f"{what}|{name}" for what in ("checkpoint", "sent", "save", "cache", "spared")]),
             measured.c.key.startswith(f"pace|{name}|", autoescape=True),
         )
         with self._engine.connect() as db:
@@ -212,10 +219,12 @@ class Records:
             for provider in providers
         }
         paces = {key.rsplit("|", 1)[1]: value for key, value in found.items() if key.startswith("pace|")}
-        size, sent = (
-            found[key] / 2**30 if (key := f"{what}|{name}") in found else None for what in ("checkpoint", "sent")
+        size, sent, cache = (
+            found[key] / 2**30 if (key := f"{what}|{name}") in found else None
+            for what in ("checkpoint", "sent", "cache")
         )
-        return Measured(restarts, size or 0.0, sent, found.get(f"save|{name}"), paces)
+        spared = found[key] / 3600 if (key := f"spared|{name}") in found else None
+        return Measured(restarts, size or 0.0, sent, found.get(f"save|{name}"), paces, cache or 0.0, spared)
 
     # Zones
 

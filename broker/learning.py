@@ -9,14 +9,16 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker import errors
+from broker.cache import CacheKeys, newest
 from broker.experience import Lesson
+from broker.hearsay import LARGEST
 from broker.home import JobKeys
 from broker.policy.work import Stay
 from broker.provider import Cause, LaunchRequest
 from broker.report import startup
 from broker.restore import read_manifest
 from broker.state import JobState, Retiring
-from broker.store import PlacementRow
+from broker.store import JobRow, PlacementRow
 from broker.world import World
 
 TAKEN = ("notice", "moved", "preempted")
@@ -24,11 +26,23 @@ TAKEN = ("notice", "moved", "preempted")
 
 def learn(state: JobState, entry: Retiring, world: World) -> None:
     """Keep what the machine has shown. What cannot be read teaches nothing, and holds nothing up."""
+    try:
+        lesson = _lesson(state, entry, world)
+    except Exception as error:  # noqa: BLE001 - a machine's own words are in it, and its end waits for this
+        text = f"nothing was learned of machine {entry.generation}: {error or type(error).__name__}"
+        world.store.event(state.job, "warning", text, generation=entry.generation, once="learn")
+        return
+    with contextlib.suppress(SQLAlchemyError):
+        world.records.learn(lesson)
+
+
+def _lesson(state: JobState, entry: Retiring, world: World) -> Lesson:
     row, job = world.store.placement(state.job, entry.generation), world.store.job(state.job)
     offer = LaunchRequest.from_json(dict(row.request)).offer
     ended = entry.gone_at or world.clock()
     size, sent = snapshots(row, job.home, ended, world)
-    lesson = Lesson(
+    cache, spared = _cached(job, world)
+    return Lesson(
         job=row.job,
         generation=row.generation,
         offer=offer,
@@ -42,9 +56,25 @@ def learn(state: JobState, entry: Retiring, world: World) -> None:
         sent=sent,
         save=_save(row.beat or {}),
         pace=_pace(row),
+        cache=cache,
+        spared=spared,
     )
-    with contextlib.suppress(SQLAlchemyError):
-        world.records.learn(lesson)
+
+
+def _cached(job: JobRow, world: World) -> tuple[int | None, float | None]:
+    """Bytes of a job's cache folders, and seconds that restoring them spares a start; None where that is not known."""
+    if not job.task.get("cache"):
+        return None, None
+    try:
+        found = newest(world.home(job.home), CacheKeys(job.id))
+    except errors.HomeError:
+        return None, None
+    if found is None:
+        return None, None
+    size, times = found[1].size, found[1].times
+    spared = None if times.cold is None else max(0.0, times.cold - (times.warm or 0.0))
+    # Machines wrote it, and nobody has to believe them.
+    return size if 0 <= size < LARGEST else None, spared if spared is not None and spared < LARGEST else None
 
 
 def _save(beat: Mapping[str, Any]) -> float | None:

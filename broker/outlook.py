@@ -217,6 +217,8 @@ def _prospect(
         egress=egress.by_place(home, home_config),
         leaving=egress.leaving(home, home_config),
         sent=measured.sent,
+        cache=measured.cache if task.cache else 0.0,
+        spared=measured.spared,
         image=_image(task),
         resumed=resumed,
     )

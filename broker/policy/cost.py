@@ -20,10 +20,13 @@ from functools import lru_cache
 from math import ceil, expm1
 from typing import Any, NamedTuple
 
+from broker.allowance import CENT
 from broker.offer import Offer
 from broker.policy.egress import elsewhere
 from broker.policy.hazard import model
 
+PARTS = 11
+"""Fields of `Cost`, its first, that add up to the total."""
 _STEEPEST = 50.0
 """The largest exponent: nothing that it stands for is ever worth doing, and the number stays one."""
 _SMALL = 1e-9
@@ -39,9 +42,10 @@ class Cost(NamedTuple):
     """The expected cost of finishing, in its parts, which add up to `total`.
 
     machine, disk and address: of the work itself. rework: work done again. restarts: from each launch to its first
-    step, the first one included. egress: what the home charges for checkpoints that are restored. download and upload:
-    what the machine's host or cloud charges, most of all for saves. minimum: billed though not used. later: the work
-    after this host has ended, elsewhere. hours: until done. moves: losses expected on the way, a host's end included.
+    step, the first one included. egress: what the home charges for checkpoints that are restored. cache: the same for
+    the task's cache folders, or the time to fetch that anew where it is cheaper. download and upload: what the
+    machine's host or cloud charges, most of all for saves. minimum: billed though not used. later: the work after this
+    host has ended, elsewhere. hours: until done. moves: losses expected on the way, a host's end included.
     ends: whether the host ends before.
     per_hour_of_progress: the total by the hours of work, as they count on a card of speed 1.
     season: what an hour costs on average over the run, in times of the price now; seen: that is what past weeks showed.
@@ -53,6 +57,7 @@ class Cost(NamedTuple):
     rework: float
     restarts: float
     egress: float
+    cache: float
     download: float
     upload: float
     minimum: float
@@ -69,7 +74,7 @@ class Cost(NamedTuple):
     @property
     def parts(self) -> dict[str, float]:
         """By name, those that cost anything."""
-        return {name: usd for name, usd in zip(self._fields[:10], self[:10], strict=True) if usd}
+        return {name: usd for name, usd in zip(self._fields[:PARTS], self[:PARTS], strict=True) if usd}
 
     def to_json(self) -> dict[str, Any]:
         return self._asdict()
@@ -112,6 +117,7 @@ def expected(
     start_hours: float | None = None,
     checkpoint_gib: float = 0.0,
     egress_per_gib: float = 0.0,
+    cache_usd: float = 0.0,
     download_gib: float = 0.0,
     download_per_gib: float = 0.0,
     saves: float = 0.0,
@@ -158,6 +164,7 @@ def expected(
         course.lost * hourly,
         course.starting * hourly,
         (moves + resumed) * checkpoint_gib * egress_per_gib,
+        (moves + 1) * cache_usd,
         ((moves + 1) * download_gib + (moves + resumed) * checkpoint_gib) * download_per_gib,
         upload_gib * upload_per_gib
         + saves * checkpoint_gib * (upload_per_gib if save_per_gib is None else save_per_gib),
@@ -224,8 +231,9 @@ class Prospect:
     speed: by card or model, where `hours` are those of a card of speed 1; egress: USD per GiB that the home charges,
     by the provider, or `provider/region`, of the machine that reads; leaving: what the machine's cloud charges for what
     it sends to the home, by the same. sent: what saves send there in an hour, None until measured; upload: what goes
-    elsewhere. image: what pulling the container image takes, on every machine. Data in GiB. What a host charges for
-    data or bills at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
+    elsewhere. image: what pulling the container image takes, on every machine. cache: what the task's cache folders
+    hold, and spared: hours that restoring them spares a start, None until measured. Data in GiB. What a host charges
+    for data or bills at least is in its `Offer.extra`: `download_per_gib` and `upload_per_gib` in USD, `minimum_hours`.
     """
 
     hours: float | None = None
@@ -240,6 +248,8 @@ class Prospect:
     upload: float = 0.0
     sent: float | None = None
     resumed: bool = False
+    cache: float = 0.0
+    spared: float | None = None
 
     def cost(
         self,
@@ -260,6 +270,7 @@ class Prospect:
             restart_hours=terms.restart,
             checkpoint_gib=self.checkpoint,
             egress_per_gib=terms.egress,
+            cache_usd=self.cached(terms.egress, offer.hourly),
             download_gib=self.download + self.image,
             download_per_gib=terms.download,
             saves=self.saves,
@@ -274,6 +285,14 @@ class Prospect:
             season=season[0],
             seen=season[1],
         )
+
+    def cached(self, egress: float, hourly: float) -> float:
+        """USD that having the cache on a machine of that price costs, however the machine does it: it reads it where
+        that is cheaper than the time that it spares (`broker.allowance.to_restore`)."""
+        read = self.cache * egress
+        if self.spared is None:
+            return read if read <= CENT else 0.0
+        return min(read, self.spared * hourly)
 
     def terms(self, offer: Offer) -> Terms:
         extra = offer.extra or _NONE

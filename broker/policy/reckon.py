@@ -31,12 +31,15 @@ _NOTHING = Past()
 
 class _Line(NamedTuple):
     """What finishing costs with the offers of one kind: USD whatever the price, the hours that the machine's price now
-    counts for, and those that its disk's and address's do. until: hosts that end before do not last for the work."""
+    counts for, and those that its disk's and address's do. until: hosts that end before do not last for the work.
+    starts: machines that need the cache, 0 where it costs nothing; egress: USD per GiB of it."""
 
     least: float
     machine: float
     hours: float
     until: float
+    starts: float
+    egress: float
 
 
 class Reckoning:
@@ -96,12 +99,14 @@ class Reckoning:
             line = kind[phase]
             if line is None:
                 line = kind[phase] = self._line(offer, phase)
-            least, machine, hours, until = line
+            least, machine, hours, until, starts, egress = line
             if offer.ends_at is not None and offer.ends_at < until:
                 found.append(self.cost(offer).total)
                 continue
             if seasons and offer.key in seasons and moves(offer):
                 machine = hours * self._season(offer, self.prospect.length(offer))[0]
+            if starts:
+                least += starts * self.prospect.cached(egress, offer.hourly)
             found.append(least + machine * offer.price + hours * (offer.disk_price + offer.address_price))
         return found
 
@@ -119,7 +124,9 @@ class Reckoning:
         hours = cost.hours + cost.minimum / offer.hourly
         until = self.now + cost.hours * 3600
         least = cost.egress + cost.download + cost.upload
-        return _Line(least, hours * self._usual(offer, length), hours, until)
+        egress = self.prospect.terms(offer).egress
+        starts = cost.moves + 1 if egress * self.prospect.cache else 0.0
+        return _Line(least, hours * self._usual(offer, length), hours, until, starts, egress)
 
     def _usual(self, offer: Offer, length: float) -> float:
         """What an hour costs over the run, in times of its price now, where the offer's own hours are not known."""

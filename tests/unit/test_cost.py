@@ -117,6 +117,29 @@ def test_a_restored_checkpoint_and_a_least_bill_have_their_price() -> None:
     assert plain(1.0, 2, minimum_hours=1).total == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("spared", "price", "usd"),
+    [
+        (0.5, 1.0, 0.36),  # half an hour is worth more than reading it
+        (0.5, 0.4, 0.2),  # the machine fetches it again: that takes half an hour
+        (0.0, 1.0, 0.0),
+        (None, 1.0, 0.0),  # and so it does where nothing was measured, but for a cent
+    ],
+)
+def test_each_start_has_the_cheaper_of_reading_the_cache_and_fetching_it_again(
+    spared: float | None, price: float, usd: float
+) -> None:
+    offer = Offer("vast", "r", "", "m", Market.SPOT, price)
+    prospect = Prospect(10, cache=4.0, spared=spared, egress={"vast": 0.09, "near": 0.0, "b2": 0.002})
+    cost, without = prospect.cost(offer, 0.1, NOW), replace(prospect, cache=0.0).cost(offer, 0.1, NOW)
+    assert cost.cache == pytest.approx((cost.moves + 1) * usd)
+    assert cost.total == pytest.approx(without.total + cost.cache)
+    assert sum(cost.parts.values()) == pytest.approx(cost.total)
+    assert prospect.cost(replace(offer, provider="near"), 0.1, NOW).cache == 0
+    cheap = prospect.cost(replace(offer, provider="b2"), 0.0, NOW)
+    assert cheap.cache == pytest.approx(0.0 if spared == 0 else 0.008)
+
+
 def test_a_dearer_faster_card_can_win() -> None:
     prospect = Prospect(10, speed={"H100": 2.1, "A100": 1.0})
     fast = Offer("x", "r", "", "h", Market.ON_DEMAND, 2.5, gpu="H100-SXM", gpu_count=1)

@@ -14,6 +14,7 @@ import pytest
 from unit.stage import START, Stage, offer
 
 from broker import learning
+from broker.cache import Cache, Folder, Times
 from broker.experience import LOOKED_AWAY, Lesson, Records
 from broker.home import JobKeys
 from broker.manifest import File, Manifest
@@ -172,8 +173,12 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def test_a_job_teaches_the_next_one(stage: Stage) -> None:
     """Start-up, pace and losses of a first job are in the second one's reckoning; steps alone then tell its work."""
-    first = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    first = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001), cache=("~/models",))
     stage.run(first, until=lambda: stage.clock() > START + HOUR)
+    files = {"m": File("0" * 64, 3 * 2**30, 0o644)}
+    folder = Folder(Manifest(1, 0, START, None, {}, files), {}, {})
+    keys = JobKeys(first.id)
+    stage.world.home(first.row.home).put(keys.cache(1), Cache({"~/models": folder}, Times(660.0, 300.0)).to_bytes())
     for machine in stage.cloud.living():
         stage.cloud.take_back(machine.id)
     stage.run(first)
@@ -187,6 +192,10 @@ def test_a_job_teaches_the_next_one(stage: Stage) -> None:
     prospect = outlook.wish.prospect
     assert prospect is not None
     assert prospect.restarts["fake"] == pytest.approx(600.0 / HOUR)
+    assert prospect.cache == 0, "it names no folders"
+    again = planned(replace(second, cache=("~/models",)), "s3://bucket/x", {"region": "a"}, records, START)
+    assert again.wish.prospect is not None
+    assert (again.wish.prospect.cache, again.wish.prospect.spared) == (3.0, pytest.approx(0.1))
 
 
 def test_work_left_comes_from_progress(stage: Stage) -> None:

@@ -63,6 +63,8 @@ def reckonings(draw: st.DrawFn, market: list[Offer]) -> Reckoning:
         leaving={"aws": 0.09},
         download=draw(st.sampled_from((0.0, 30.0))),
         resumed=draw(st.booleans()),
+        cache=draw(st.sampled_from((0.0, 0.01, 4.0))),
+        spared=draw(st.sampled_from((None, 0.0, 0.3))),
     )
     some = [offer for offer in market if draw(st.booleans())]
     seasons = {
