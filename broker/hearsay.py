@@ -12,7 +12,7 @@ from typing import Any
 
 NUMBERS = frozenset(
     (
-        *("n", "at", "uptime", "seq", "manifest_step", "first_step", "last_step", "step", "total", "restarts", "exit"),
+        *("n", "at", "uptime", "manifest_step", "first_step", "last_step", "step", "total", "restarts", "exit"),
         *("signal", "program_started_at", "access_expires", "ends_at", "kept_until"),
     )
 )
@@ -47,6 +47,7 @@ def _number(value: object) -> bool:
 
 KINDS = {
     **dict.fromkeys(NUMBERS, _number),
+    "seq": lambda value: isinstance(value, int) and 0 <= value < LARGEST,
     **dict.fromkeys(TEXTS, lambda value: isinstance(value, str)),
     "warnings": lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
     "restored": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_number, value)),

@@ -147,8 +147,10 @@ class Stage:
     def story(self, job: Job) -> str:
         return "\n".join(f"{e.at - START:.0f} {e.generation} {e.kind}: {e.text}" for e in job.events()[-40:])
 
-    def living(self, job: Job) -> list[Instance]:
-        return [machine for machine in self.cloud.living() if machine.job == job.id]
+    def living(self, job: Job | str) -> list[Instance]:
+        """The job's machines that are not over, listed or not."""
+        name = job if isinstance(job, str) else job.id
+        return [machine for machine in self.cloud.living() if machine.job == name]
 
     # Time
 
@@ -181,20 +183,26 @@ class Stage:
     def _seen(self, state: JobState) -> Seen:
         now = self.clock()
         listed = {i.generation: i for i in self.world.provider("fake").instances() if i.job == state.job}
-        held = [placement.generation for placement in state.held]
+        late = {machine.id for machine in self.cloud.rented.values() if machine.hidden_until > now}
+        instances = {
+            held.generation: listed.get(held.generation)
+            for held in state.held
+            if held.generation in listed or held.instance not in late
+        }
+        there = {**listed, **{machine.generation: machine for machine in self.living(state.job)}}
         for guest in self._mine(state.job):
-            self._play(state, guest, listed.get(guest.generation), now)
+            self._play(state, guest, there.get(guest.generation), now)
         beats, finals = {}, {}
-        for generation in held:
+        for generation in [held.generation for held in state.held]:
             guest = self.guests[state.job, generation]
-            data = self._beat(state, guest, now)
-            if generation in listed and listed[generation].state in (State.TERMINATED, State.STOPPED):
+            data = self.said(state, guest, now)
+            machine = instances.get(generation)
+            if generation in instances and (machine is None or machine.state in (State.TERMINATED, State.STOPPED)):
                 finals[generation] = {"result": guest.result, "closed": None, "beat": guest.said}
             if data is not None:
                 note_beat(self.world, state.job, generation, guest.said, data)
                 guest.said = data
                 beats[generation] = Beat(data)
-        instances = {generation: listed.get(generation) for generation in held}
         want = self.store.wants().get(state.job)
         return Seen(now, want, instances=instances, beats=beats, finals=finals, parents={})
 
@@ -225,7 +233,7 @@ class Stage:
             guest.ended = end_by
             guest.result = {"outcome": "ended", "reason": "its time is over"}
 
-    def _beat(self, state: JobState, guest: Guest, now: float) -> dict[str, Any] | None:
+    def said(self, state: JobState, guest: Guest, now: float) -> dict[str, Any] | None:
         step = int(guest.steps(now))
         waits = guest.began is None and now >= guest.at + guest.start - 1e-6
         data = {

@@ -59,5 +59,6 @@ def test_what_is_sound_is_heard_as_it_was_said() -> None:
         "restored": [1],
         "warnings": "so",
         "result": {"at": [], "seq": 1},
+        "closed": {"seq": 2.5},
     }
-    assert heard(json.dumps(wrong).encode()) == {"result": {"seq": 1}}
+    assert heard(json.dumps(wrong).encode()) == {"result": {"seq": 1}, "closed": {}}

@@ -49,6 +49,15 @@ def test_a_stopped_machine_whose_termination_is_refused_does_not_stay_behind(sta
     assert stage.cloud.living() == []
 
 
+def test_what_a_machine_said_keeps_no_job_from_ending(stage: Stage) -> None:
+    """What it has shown is learned from when it has gone; where that fails, nothing is learned."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    said, stage.said = stage.said, lambda *given: {**(said(*given) or {}), "timings": {"save": "long"}}  # type: ignore[method-assign]
+    assert stage.run(job).status == "succeeded", stage.story(job)
+    assert any("nothing was learned of machine 1" in event.text for event in job.events())
+
+
 @pytest.mark.parametrize("away", [False, True])
 def test_a_stop_before_the_launch_call_rents_nothing(stage: Stage, tmp_path: Path, away: bool) -> None:
     """Also where the home has gone, without which nothing could be launched, and nothing stopped for ever."""
