@@ -122,7 +122,9 @@ class Output:
         if not self.rest:
             return None
         generation = max(self.rest)
-        return generation, shown(_text(self.rest[generation]))
+        # What a bar has shown before may be megabytes.
+        last = self.rest[generation].rstrip(b"\r").rpartition(b"\r")[2]
+        return generation, _text(last)
 
 
 def _within(entries: Sequence[Entry], most: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,7 +39,7 @@ def logs_verb(
 
     after = moment(since, "--since") if since else 0.0
     job = get(name)
-    printer, output = _Printer(screen, job), Output(job)
+    printer, output = _Printer(screen, job, follow), Output(job)
     done = job.refresh().row.decided
     if follow and not done:
         warn_without_broker(screen, [job])
@@ -46,6 +47,7 @@ def logs_verb(
     whole = tail is None and not since
     printer.put(output.lines(rows, final=done) if whole else output.last(rows, tail, since=after, final=done))
     printer.unfinished(output.pending(), live=follow)
+    printer.document()
     while follow and not done:
         time.sleep(0.5 if job.home.is_local else 2.0)
         done = job.refresh().row.decided
@@ -53,7 +55,7 @@ def logs_verb(
         printer.unfinished(output.pending(), live=True)
     if follow:
         screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
-    elif not printer.lines:
+    elif not printer.lines and tail != 0:
         screen.say(f"no output since {since}" if since and output.seen else _silence(job, done=done))
 
 
@@ -70,13 +72,18 @@ def moment(text: str, option: str) -> float:
 
 @dataclass
 class _Printer:
-    """The program's lines on stdout, the broker's and where it moved on stderr. lines: of the program's, so far."""
+    """The program's lines on stdout, the broker's and where it moved on stderr. lines: of the program's, so far.
+
+    As JSON they are one document, or one a line for who follows.
+    """
 
     screen: Screen
     job: Job
+    follow: bool = False
     at: int = 0
     lines: int = 0
     shown: str = ""
+    found: list[dict[str, int | str]] = field(default_factory=list)
 
     def put(self, lines: Iterable[Line]) -> None:
         from broker.guest.log import OURS
@@ -87,17 +94,31 @@ class _Printer:
             if line.startswith(OURS):
                 self.screen.say(line, style="dim")
             else:
-                self.lines += 1
-                self.screen.line(line)
+                self._line(generation, line)
+
+    def _line(self, generation: int, line: str) -> None:
+        self.lines += 1
+        if not self.screen.json:
+            self.screen.line(line)
+            return
+        found: dict[str, int | str] = {"generation": generation, "line": line}
+        if self.follow:
+            self.screen.line(json.dumps(found))
+        else:
+            self.found.append(found)
+
+    def document(self) -> None:
+        """The lines so far, where they are one document of JSON."""
+        if self.screen.json and not self.follow:
+            self.screen.data(self.found)
 
     def unfinished(self, line: Line | None, *, live: bool) -> None:
         """The line that has not ended yet, such as a progress bar: redrawn in place at a terminal, once elsewhere."""
-        if line is None or (live and not sys.stdout.isatty()):
+        if line is None or (live and (self.screen.json or not sys.stdout.isatty())):
             return
         self._mark(line[0])
         if not live:
-            self.lines += 1
-            self.screen.line(line[1])
+            self._line(*line)
         elif line[1] != self.shown:
             self._clear()
             self.shown = line[1]

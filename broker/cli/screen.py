@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -164,7 +165,8 @@ class Screen:
 
 
 def open_streams() -> None:
-    """Give the program the standard streams that it was started without: Python has None for them.
+    """Give the program the standard streams that it was started without: Python has None for them. What stdout cannot
+    write is a question mark there.
 
     Otherwise the next file that is opened becomes its stdout, a database for instance.
     """
@@ -179,6 +181,9 @@ def open_streams() -> None:
                 os.dup2(null, number)
                 os.close(null)
         setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - for good
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or out.encoding.lower() not in ("utf-8", "utf8")):
+        out.reconfigure(errors="replace")  # a terminal that is older than UTF-8 lacks a dash, and no more than that
 
 
 def mute_broken() -> None:

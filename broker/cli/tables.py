@@ -304,7 +304,7 @@ def why(candidate: Candidate, best: Candidate, rank: int) -> str:
 
 
 def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
-    """Jobs, one a line; on a narrow screen without the price per hour and the number of moves."""
+    """Jobs, one a line; on a narrow screen without the number of moves and the price per hour, and so on."""
     from rich.text import Text
 
     made = table(
@@ -318,7 +318,7 @@ def jobs_table(rows: Sequence[dict[str, Any]], width: int) -> Table:
             row["id"], status, place, price(row["hourly"]), money(row["spent"]), str(row["moves"]),
             progress(row["step"], row["total"]), age(row["age"]),
         )  # fmt: skip
-    return fit(made, width, "MOVES", "USD/h")
+    return fit(made, width, "MOVES", "USD/h", "AGE", "PROGRESS", "WHERE", "SPENT")
 
 
 def costs_table(lines: Sequence[Line], by: str, width: int) -> Table:

@@ -61,6 +61,23 @@ def test_logs(finished: Finished) -> None:
     assert "──── 1 local/" in done.stderr
     assert cli("logs", "--tail", "1", job).stdout == done.stdout.splitlines()[-1] + "\n"
     assert cli("logs", "-f", job).stdout == done.stdout
+    lines = [{"generation": 1, "line": line} for line in done.stdout.splitlines()]
+    assert cli.json("logs", job) == lines
+    assert [json.loads(line) for line in cli("logs", job, "-f", "--tail", "2", "-o", "json").stdout.splitlines()] == (
+        lines[-2:]
+    )
+    assert cli("logs", job, "--tail", "0").stderr == "", "it printed something, and none of that was wanted"
+
+
+def test_a_terminal_may_be_narrow_or_lack_letters(finished: Finished) -> None:
+    cli, job, _ = finished
+    command = [sys.executable, "-m", "broker", "ps", "-a"]
+    env = {**cli.env, "PYTHONIOENCODING": "latin-1"}
+    old = subprocess.run(command, env=env, cwd=cli.folder, capture_output=True, timeout=60, check=True)
+    assert b"     ?  < $" in old.stdout, "there is no en dash in Latin-1"
+    for width in (30, 40, 60):
+        narrow = cli("ps", "-a", env={"COLUMNS": str(width)}).stdout
+        assert narrow.splitlines()[1].split()[:2] == [job, "succeeded"]
 
 
 def test_wait_and_pull(finished: Finished) -> None:
