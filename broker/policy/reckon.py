@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.offer import Market, Offer
 from broker.policy.cost import Cost, Prospect
@@ -29,17 +29,10 @@ OLDEST = PHASES - 1
 _NOTHING = Past()
 
 
-class _Line(NamedTuple):
-    """What finishing costs with the offers of one kind: USD whatever the price, the hours that the machine's price now
-    counts for, and those that its disk's and address's do. until: hosts that end before do not last for the work.
-    starts: machines that need the cache, 0 where it costs nothing; egress: USD per GiB of it."""
-
-    least: float
-    machine: float
-    hours: float
-    until: float
-    starts: float
-    egress: float
+_Line = tuple[float, float, float, float, float, float]
+"""What finishing costs with the offers of one kind: USD whatever the price, the hours that the machine's price now
+counts for, and those that its disk's and address's do; the moment from which on a host's end comes too late to matter;
+machines that need the cache, 0 where it costs nothing; USD per GiB of it. Plain, since 100,000 are unpacked."""
 
 
 class Reckoning:
@@ -126,7 +119,7 @@ class Reckoning:
         least = cost.egress + cost.download + cost.upload
         egress = self.prospect.terms(offer).egress
         starts = cost.moves + 1 if egress * self.prospect.cache else 0.0
-        return _Line(least, hours * self._usual(offer, length), hours, until, starts, egress)
+        return least, hours * self._usual(offer, length), hours, until, starts, egress
 
     def _usual(self, offer: Offer, length: float) -> float:
         """What an hour costs over the run, in times of its price now, where the offer's own hours are not known."""
