@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker import hearsay
+from broker.access import own
 from broker.balance import Balances
 from broker.errors import BrokerError, HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
@@ -119,7 +120,8 @@ class Watcher:
 
     def _between(self, url: str, interval: float) -> float:
         """Seconds between two looks at a home: where each job's beats are asked for alone, at most 20 a second."""
-        if not self.world.home(url).access.one_prefix:
+        # Never by the home itself, which may not be there: a poller ends with what is raised between two polls.
+        if not own(self.world.config, url).one_prefix:
             return interval
         least = interval if "store_poll" in self.world.config.changed_limits else ONE_BY_ONE
         return max(interval, least, len(self.followed) / 20)

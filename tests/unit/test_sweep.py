@@ -94,6 +94,23 @@ def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(st
     assert "broker check fake takes a key" in text
 
 
+def test_a_home_that_is_away_when_its_broker_starts_is_heard_once_it_is_there(stage: Stage, tmp_path: Path) -> None:
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    folder, away = stage.world.home(job.row.home).folder, tmp_path / "away"
+    assert folder is not None
+    folder.rename(away)
+    stage.world._homes.clear()  # as a broker that has just begun
+    watcher, job_followed = Watcher(stage.world), followed(stage, job)
+    try:
+        watcher.follow(job_followed)
+        assert wait_for(lambda: any("does not answer" in text for text in warnings(job)), 20.0)
+        away.rename(folder)
+        assert wait_for(lambda: job_followed.heard, 20.0)
+    finally:
+        watcher.close()
+
+
 def test_a_second_machine_of_one_launch_is_ended_and_is_not_taken_for_the_first(stage: Stage) -> None:
     """Its provider has made two of one request, and says of one of them only: the other is listed with the same tags,
     and is taken back soon."""
