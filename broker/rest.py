@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -242,7 +243,7 @@ def _seconds(headers: Mapping[str, str]) -> float:
 
 def whole(value: Any) -> int | None:
     """A number that counts or names something, also where it came as text; None for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -253,6 +254,6 @@ def number(value: Any) -> float | None:
         return None
     try:
         found = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from broker import gpus
 from broker.offer import Market, Offer, OfferQuery, Trust
+from broker.rest import number
 from broker_runpod.refusals import NAME
 
 HOURS = 730.0  # of a month
@@ -98,13 +99,13 @@ def _by_graph(row: Mapping[str, Any], count: int) -> Iterator[Sold]:
         yield Sold(
             gpu_id=str(row["id"]),
             cloud=cloud,
-            memory_gib=float(row["memoryInGb"]),
+            memory_gib=_size(row["memoryInGb"]),
             on_demand=_price(row.get(f"{cloud}Price")),
             spot=max(spot, least) if spot else None,
             floor=least or spot or 0.0,
             most=int(most),
-            vcpus=float(stock.get("minVcpu") or 0.0),
-            memory=float(stock.get("minMemory") or 0.0),
+            vcpus=_size(stock.get("minVcpu") or 0.0),
+            memory=_size(stock.get("minMemory") or 0.0),
             stock=str(stock.get("stockStatus") or ""),
         )
 
@@ -115,7 +116,7 @@ def _by_rest(row: Mapping[str, Any]) -> Iterator[Sold]:
             yield Sold(
                 gpu_id=str(row["id"]),
                 cloud=cloud,
-                memory_gib=float(row["memory"]),
+                memory_gib=_size(row["memory"]),
                 on_demand=_price((row.get("price") or {}).get(cloud)),
                 spot=None,
                 floor=0.0,
@@ -222,6 +223,14 @@ def _named(card: Sold) -> str | None:
 def _price(value: Any) -> float | None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     return float(value) if number else None
+
+
+def _size(value: Any) -> float:
+    """Raises ValueError for what is no number."""
+    found = number(value)
+    if found is None:
+        raise ValueError(f"{value!r} is no size")
+    return found
 
 
 def _in_stock(stock: Any, count: int) -> bool:

@@ -123,7 +123,7 @@ def env_read(env: Any) -> dict[str, str]:
     """GraphQL lists `["K=V"]`, REST an object."""
     if isinstance(env, Mapping):
         return {str(k): str(v) for k, v in env.items()}
-    pairs = (str(entry).partition("=") for entry in env or ())
+    pairs = (str(entry).partition("=") for entry in (env if isinstance(env, list) else ()))
     return {key: value for key, _, value in pairs}
 
 

@@ -86,7 +86,7 @@ def read(
     """The offers in the answers of both searches, and how many the settings left out, by reason."""
     left: Counter[str] = Counter()
     offers: dict[str, Offer] = {}
-    on_demand: dict[tuple[Any, Any], float] = {}
+    on_demand: dict[tuple[int | None, int | None], float] = {}
     for row in found.get(Market.ON_DEMAND, ()):
         if (price := _base(row)) is not None:
             on_demand[_place(row)] = min(price, on_demand.get(_place(row), price))
@@ -273,8 +273,8 @@ def type_of(machine: Any, count: Any, card: str) -> str:
     return f"m{machine}-{count}x{card}"
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return row.get("machine_id"), row.get("num_gpus")
+def _place(row: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    return whole(row.get("machine_id")), whole(row.get("num_gpus"))
 
 
 def _base(row: Mapping[str, Any]) -> float | None:
@@ -297,8 +297,8 @@ def _disk_price(row: Mapping[str, Any], disk: float) -> float | None:
     if not told and isinstance(search, Mapping):
         told = number(search.get("diskHour")) or told
     monthly = number(row.get("storage_cost"))
-    found = [usd for usd in (told, None if monthly is None else monthly * disk / MONTH) if usd is not None and usd >= 0]
-    return max(found, default=None)
+    found = (told, None if monthly is None else monthly * disk / MONTH)
+    return max((usd for usd in found if usd is not None and 0 <= usd < math.inf), default=None)
 
 
 def _lasts(row: Mapping[str, Any], now: float) -> float | None:
