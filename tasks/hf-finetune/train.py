@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from broker.guest.transformers import BrokerCallback, newest
 
-STEPS = int(os.environ.get("STEPS", "300"))
-SAVE_STEPS = int(os.environ.get("SAVE_STEPS", "40"))
+STEPS = int(os.environ.get("STEPS", "150"))
+SAVE_STEPS = int(os.environ.get("SAVE_STEPS", "20"))
 BATCH = int(os.environ.get("BATCH", "16"))
 SEED = int(os.environ.get("SEED", "7"))
 MODEL = os.environ.get("MODEL", "")

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +63,10 @@ class Workers:
             command, cwd=self.folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
+    def saved(self) -> list[int]:
+        """The steps of the checkpoints in the folder."""
+        return [int(path.stem.split("-")[1]) for path in (self.folder / "kept").glob("step-*.pt")]
+
     def metrics(self) -> dict[str, float]:
         read: dict[str, float] = json.loads((self.folder / "outputs" / "metrics.json").read_text())
         return read
@@ -81,44 +84,37 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def losses(said: str) -> dict[int, float]:
+    """Of the steps that were saved, in their order."""
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+)/\d+  loss ([\d.]+)", said, re.MULTILINE)}
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_a_job_that_moves_from_two_workers_to_one_keeps_its_batch(tmp_path: Path) -> None:
+def test_two_workers_learn_what_one_learns_and_a_job_that_moves_to_one_keeps_its_batch(tmp_path: Path) -> None:
     needed("torch")
-    cut = Workers(tmp_path / "cut")
-    process = cut.start(2, STEPS="4000", SAVE_EVERY="5")
-    deadline = time.monotonic() + 120
-    while not list((cut.folder / "kept").glob("step-*.pt")) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    workers = children(process.pid)
-    process.send_signal(signal.SIGTERM)  # as the guest does it: to what `run` has started
-    said, _ = process.communicate(timeout=90)
-    assert process.returncode != 0, said
+    learnt = {}
+    for count in (1, 2):
+        run = Workers(tmp_path / str(count))
+        process = run.start(count, STEPS="4000", SAVE_EVERY="5")
+        wait_for(lambda p=process, r=run: p.poll() is not None or max(r.saved(), default=0) >= 30, "step 30", 120)
+        workers = children(process.pid)
+        process.send_signal(signal.SIGTERM)  # as the guest does it: to what `run` has started
+        said, _ = process.communicate(timeout=90)
+        assert process.returncode != 0, said
+        learnt[count] = losses(said)
+        # All have saved at one step and ended there.
+        assert [*learnt[count]][-1] == max(run.saved())
+    # Equal but for dropout, which each worker draws for itself.
+    assert learnt[1][30] == pytest.approx(learnt[2][30], rel=0.03)
     assert len(workers) == 2
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers), "a worker outlived its launcher"
-    saved = sorted(int(path.stem.split("-")[1]) for path in (cut.folder / "kept").glob("step-*.pt"))
-    reached = saved[-1]
-    # Both have saved at one step and ended there.
-    said_steps = [int(step) for step in re.findall(r"^step (\d+)/", said, re.MULTILINE)]
-    assert said_steps[-1] == reached
-    process = cut.start(1, STEPS=str(reached + 10))
+    reached = max(run.saved())
+    process = run.start(1, STEPS=str(reached + 10))
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert f"resumed at step {reached}" in said
-    after = cut.metrics()
+    after = run.metrics()
     assert (after["steps"], after["batch"], after["workers"]) == (reached + 10, 32, 1)
-
-
-def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
-    needed("torch")
-    losses = []
-    for workers in (1, 2):
-        run = Workers(tmp_path / str(workers))
-        said, _ = run.start(workers, STEPS="30").communicate(timeout=120)
-        assert (run.folder / "outputs").exists(), said
-        losses.append(run.metrics()["loss"])
-    # Equal but for dropout, which each worker draws for itself.
-    assert losses[0] == pytest.approx(losses[1], rel=0.03)
 
 
 CURVE = """\
