@@ -23,12 +23,13 @@ PER_PERIOD = {"POST /api/v0/bundles/": (10, 60.0)}  # calls in so many seconds, 
 @dataclass
 class Limits:
     """scale: multiplies every time; 0 for no limits. form: how a refusal is worded. retry_after: the least
-    that header says, in seconds; None sends none."""
+    that header says, in seconds; None sends none. heard: when each endpoint was called, by the monotonic clock."""
 
     scale: float = 1.0
     form: str = "text"
     retry_after: int | None = None
     refused: int = 0
+    heard: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _last: dict[tuple[str, str], float] = field(default_factory=dict)
     _barred: dict[tuple[str, str], float] = field(default_factory=dict)
     _calls: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -37,6 +38,7 @@ class Limits:
     def refuse(self, endpoint: str, identity: str, address: str) -> tuple[dict[str, str], str, bytes] | None:
         """Headers, content type and body of a 429; None where the call is in order."""
         with self._lock:
+            self.heard[endpoint].append(time.monotonic())
             wait, threshold = self._wait(endpoint, identity, address)
             if wait <= 0:
                 return None
