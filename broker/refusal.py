@@ -12,7 +12,7 @@ from broker.offer import Offer
 
 PAUSE = 5.0
 """Seconds to wait where too many calls were made."""
-_THING = r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|nodes?|cards?)"
+_THING = r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|asks?|nodes?)"
 
 
 def _any(*patterns: str) -> re.Pattern[str]:
@@ -25,13 +25,14 @@ _CREDIT = _any(
     "lacks? (credits?|funds)",
     "payment (is )?(required|method)|billing",
     r"(must|need to) have at least \d+",
-    r"account( \w+){0,3} (suspended|inactive|disabled|locked|blocked|restricted)",
+    r"account( \w+){0,3} (suspended|inactive|disabled|locked|blocked|restricted|banned|closed|terminated)",
+    r"(kyc|identity|account)( \w+){0,2} (required|not verified|unverified)",
     r"email( \w+){0,3} not verified",
 )
 _KEY = _any(
     "(invalid|wrong|expired|revoked|unknown) (api )?(key|token|credentials?)",
     "(key|token|credentials?) (is |are )?(invalid|wrong|expired|revoked)",
-    "not authori[sz]ed|unauthori[sz]ed",
+    "not authori[sz]ed|unauthori[sz]ed|(permission|access) denied|forbidden",
 )
 _OFTEN = _any(
     "rate limit(s|ed)?|request limit exceeded|too frequent|throttl(ed|ing)|slow down",
@@ -48,7 +49,8 @@ _SPEND = re.compile(r"\bspend")
 _CAPACITY = _any(
     rf"{_THING}( \w+){{0,5}} (unavailable|exhausted|sold out|already (rented|taken|in use)|no longer available)",
     rf"(no|not enough|insufficient|lack of|out of|exhausted|at)( \w+){{0,4}} {_THING}",
-    f"{_THING} (is |are )?(currently )?not available",
+    rf"{_THING}( \w+){{0,2}}? (is |are )?(currently )?(not available|offline|overloaded|full)",
+    "supply constraint|temporarily unavailable|(closed|down) for maintenance|under maintenance",
     rf"not have (sufficient|enough|the)( \w+){{0,5}} {_THING}",
     "not available (in|at|here)|no longer (available|rentable)|sku not available|no such (ask|offer)",
     "sold out|stockout|allocation (request )?failed|overconstrained|capacity (unavailable|exceeded|error)",

@@ -30,6 +30,8 @@ WORDS: dict[type[ProviderError], tuple[str, ...]] = {
         "This machine does not have the resources to deploy your pod. Please try a different machine",
         "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested",
         "Your bid is below the minimum bid", "GPU type not available in this region", "host is already rented",
+        "ask contract 123 is not available", "SUPPLY_CONSTRAINT", "region closed for maintenance", "host is offline",
+        "The requested configuration is temporarily unavailable", "Server overloaded",
     ),
     QuotaExceeded: (
         "QUOTA_EXCEEDED", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "max pods reached",
@@ -39,12 +41,14 @@ WORDS: dict[type[ProviderError], tuple[str, ...]] = {
     ),
     AuthFailed: (
         "Insufficient_Credit", "You must have at least $10", "payment required", "account_suspended",
-        "email not verified", "Invalid API key", "Unauthorized",
+        "email not verified", "Invalid API key", "Unauthorized", "account has been banned", "KYC required",
+        "permission denied for this resource",
     ),
     RateLimited: ("Too many requests", "RequestLimitExceeded", "Throttling"),
     ProviderError: (
         "SOME_NEW_CODE_2027", "something new", "Unsupported", "no such image", "invalid disk size", "name too long",
-        "cannot read docker image", "port already in use",
+        "cannot read docker image", "port already in use", "image not found: manifest unknown",
+        "machine is not verified",
         "name exceeds the maximum length", "disk size exceeds the limit",
     ),
 }  # fmt: skip
