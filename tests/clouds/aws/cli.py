@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from clouds import vendor
 
 VERSION = "awscli>=1.40"
+# What the `aws` program does, once for each line of words: its start is most of what a command costs.
+PROGRAM = """
+import contextlib, io, json, sys
+from awscli.clidriver import create_clidriver
+
+driver = create_clidriver()
+for line in sys.stdin:
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        code = driver.main(json.loads(line))
+    print(json.dumps([code, out.getvalue(), said.getvalue()]), flush=True)
+"""
 
 
-def program() -> Path:
-    """The `aws` program; skips where it cannot be had."""
-    return Path(vendor.python(VERSION)).with_name("aws")
+@contextlib.contextmanager
+def client(variables: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
+    """`asked(*words)`: what `aws WORDS` prints, as data; AssertionError with its words where it fails.
 
-
-def asked(variables: Mapping[str, str], *words: str) -> Any:
-    """What `aws WORDS` prints, as data; AssertionError with its words where it fails."""
+    Skips where the client cannot be had.
+    """
     environment = {"PATH": os.defpath, "HOME": "/nonexistent", "AWS_PAGER": "", **variables}
-    done = subprocess.run(
-        [str(program()), *words, "--output", "json"],
+    with subprocess.Popen(
+        [vendor.python(VERSION), "-c", PROGRAM],
         env=environment,
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout) if done.stdout.strip() else None
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def asked(*words: str) -> Any:
+            print(json.dumps([*words, "--output", "json"]), file=process.stdin, flush=True)
+            code, out, said = json.loads(process.stdout.readline())
+            assert code == 0, said
+            return json.loads(out) if out.strip() else None
+
+        yield asked
