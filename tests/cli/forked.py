@@ -25,6 +25,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 HEADER = struct.Struct("!I")
@@ -38,9 +39,9 @@ class Forked(subprocess.Popen[Any]):
     """`broker ARGS`, the first of which stands for the interpreter and its `-m broker`."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
-        _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_ = given
+        _, _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more = given
         self._ends, write = os.pipe()
-        request = {"argv": list(args), "cwd": str(cwd), "env": dict(env)}
+        request = {"argv": list(args), "cwd": str(cwd or Path.cwd()), "env": dict(env), "session": more[5]}
         files = [own if own != -1 else of for of, own in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server().fork(request, [*files, write])
         self._child_created = True
@@ -154,14 +155,16 @@ def serve(listener: socket.socket) -> dict[str, Any]:
                 for file in streams:
                     os.close(file)
                 running[pid] = ends
-                listener.sendall(HEADER.pack(pid))
                 continue
+            if request["session"]:
+                os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number, file in enumerate(streams):
                 os.dup2(file, number)
             for file in {*files, *running.values(), waking, woken} - {0, 1, 2}:
                 os.close(file)
+            listener.sendall(HEADER.pack(os.getpid()))
             listener.close()
             return dict(request)
 

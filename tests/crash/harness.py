@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cli.forked import Forked
+
 from broker.config import Config, load
 from broker.home import Home, JobKeys
 from broker.job import Job, submit
@@ -109,18 +111,21 @@ class Site:
 
     def broker(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a broker process: `up`, `tick`, or any other command."""
-        return self.python("-m", "broker", *arguments)
+        return self._started(Forked, [*arguments])
 
     def python(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a Python process that finds this installation; what it says goes to `broker.log`."""
+        return self._started(subprocess.Popen, [sys.executable, *arguments])
+
+    def _started(self, kind: type[subprocess.Popen[bytes]], command: list[str]) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "SPOTBROKER_STATE": str(self.config.state),
             "SPOTBROKER_CONFIG": str(self.config.file),
         }
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
+            process = kind(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
