@@ -12,7 +12,10 @@ from broker.offer import Offer
 
 PAUSE = 5.0
 """Seconds to wait where too many calls were made."""
-_THING = r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|asks?|nodes?)"
+_THING = (
+    r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|asks?|nodes?"
+    r"|cards?)"
+)
 
 
 def _any(*patterns: str) -> re.Pattern[str]:
