@@ -380,7 +380,7 @@ def test_within_every_documented_limit(tmp_path: Path) -> None:
 
 
 def test_the_server_does_refuse_who_calls_too_often(tmp_path: Path) -> None:
-    with Stage(tmp_path, scale=1.0) as vast:
+    with Stage(tmp_path, scale=60.0) as vast:
         vast.provider().instances()
         with pytest.raises(RateLimited):
             vast.provider().instances()
@@ -389,11 +389,11 @@ def test_the_server_does_refuse_who_calls_too_often(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "header", "least", "most"),
-    [("text", None, 5.0, 5.0), ("text", 1, 1.0, 2.0), ("threshold", None, 1.2, 1.2), ("detail", None, 1.2, 1.2),
-     ("json", 1, 1.2, 1.2), ("json", 30, 30.0, 30.0), ("text", 30, 30.0, 30.0)],
+    [("text", None, 5.0, 5.0), ("text", 1, 1.0, 10.0), ("threshold", None, 10.2, 10.2), ("detail", None, 10.2, 10.2),
+     ("json", 1, 10.2, 10.2), ("json", 30, 30.0, 30.0), ("text", 30, 30.0, 30.0)],
 )  # fmt: skip
 def test_a_429_in_every_form(tmp_path: Path, form: str, header: int | None, least: float, most: float) -> None:
-    with Stage(tmp_path, scale=1.0) as vast:
+    with Stage(tmp_path, scale=10.0) as vast:
         vast.server.limits.form, vast.server.limits.retry_after = form, header
         vast.provider().instances()
         with pytest.raises(RateLimited) as caught:
@@ -402,7 +402,7 @@ def test_a_429_in_every_form(tmp_path: Path, form: str, header: int | None, leas
 
 
 def test_a_429_is_waited_for_by_the_contract_around_it(tmp_path: Path) -> None:
-    with Stage(tmp_path, scale=0.5) as vast:
+    with Stage(tmp_path, scale=2.0) as vast:
         vast.server.limits.form = "threshold"
         rented = wrap(vast.provider(), {"patience": 10.0})
         assert rented.instances() == []
