@@ -15,6 +15,7 @@ Standard library only, from Python 3.8, and without effect outside a job, so a s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ __all__ = [
 RECORD = 128  # bytes of each of the two records in the progress file: the first step, and the last one
 _POLL = 0.25  # seconds between two looks for a notice
 
-_open_file = (0, "", -1)  # process, path, descriptor
+_open_file = (0, "", -1, (0, 0))  # process, path, descriptor, and which file it is
 _terminated = False
 
 
@@ -67,24 +68,47 @@ def resumed() -> bool:
 def progress(step: int, total: int | None = None) -> None:
     """Say that `step` steps of `total` are done. Costs a few microseconds; call it at every step.
 
-    The record survives the program's sudden death, because it is in the system's hands when this returns.
+    The record survives the program's sudden death, because it is in the system's hands when this returns. What cannot
+    be written, on a full disk for instance, is not said: no training ends for that.
     """
     path = os.environ.get("BROKER_PROGRESS")
     if not path:
         return
+    record = _record(step, total)
+    with contextlib.suppress(OSError):
+        os.pwrite(_file(path, record), record, RECORD)
+
+
+def _file(path: str, first: bytes) -> int:
+    """The open progress file, `first` in it where nothing was said yet."""
     global _open_file  # noqa: PLW0603 - one descriptor per process
-    pid = os.getpid()
-    if _open_file[:2] != (pid, path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-        _open_file = (pid, path, fd)
-        if os.fstat(fd).st_size == 0:
-            os.pwrite(fd, _record(step, total), 0)
-    os.pwrite(_open_file[2], _record(step, total), RECORD)
+    pid, known, fd, which = _open_file
+    if (pid, known) == (os.getpid(), path):
+        try:
+            if _which(fd) == which:
+                return fd
+        except OSError:  # the program has closed what it did not open
+            pass
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+    _open_file = (os.getpid(), path, fd, _which(fd))
+    if os.fstat(fd).st_size == 0:
+        os.pwrite(fd, first, 0)
+    return fd
+
+
+def _which(fd: int) -> tuple[int, int]:
+    """Which file a descriptor is of: its number may have come to be another's."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 def _record(step: int, total: int | None) -> bytes:
-    of = "null" if total is None else str(int(total))
-    return (b'{"step": %d, "total": %s, "at": %.6f}' % (step, of.encode(), time.time())).ljust(RECORD - 1) + b"\n"
+    try:
+        of = "null" if total is None else str(int(total))
+    except (OverflowError, ValueError):  # of an endless stream
+        of = "null"
+    words = b'{"step": %d, "total": %s, "at": %.6f}' % (int(step), of.encode(), time.time())
+    return words.ljust(RECORD - 1) + b"\n"
 
 
 def read_progress(path: str) -> Progress | None:
@@ -97,7 +121,7 @@ def read_progress(path: str) -> Progress | None:
             return Progress(first["step"], last["step"], last["total"], last["at"])
         except OSError:
             return None
-        except ValueError:
+        except (ValueError, KeyError, TypeError):
             continue
     return None
 

@@ -22,7 +22,7 @@ except ImportError:  # the package's older name
     from pytorch_lightning.callbacks import Callback
 
 from broker import guest
-from broker.guest.loop import Saves
+from broker.guest.loop import Saves, Workers
 
 __all__ = ["BrokerCallback", "newest"]
 
@@ -48,13 +48,13 @@ class BrokerCallback(Callback):  # type: ignore[misc, unused-ignore]
     def __init__(self, folder: str, *, every_s: float | None = None, keep: int = 2) -> None:
         super().__init__()
         self.folder, self.keep = folder, keep
-        self.saves = Saves(every_s)
+        self.saves, self.workers = Saves(every_s), Workers()
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         step, total = trainer.global_step, int(trainer.estimated_stepping_batches)
         guest.progress(step, total)
-        stop = guest.should_stop() and step < total
-        if (stop and self.saves.fits()) or self.saves.due():
+        stop = self.workers.stop(step) and step < total
+        if self.workers.save(step, self.saves.due()) or (stop and self.saves.fits()):
             self.save(trainer)
         if stop:
             raise SystemExit(143)

@@ -5,6 +5,7 @@ Standard library only, from Python 3.8; a job calls it as `broker.guest.training
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from broker import guest
 
-__all__ = ["EVERY", "Saves", "every_seconds", "training"]
+__all__ = ["EVERY", "Saves", "Workers", "every_seconds", "training"]
 
 EVERY = 600.0  # seconds between two saves, where nothing better is known
 MARGIN = 1.5  # a save may take so many times as long as the longest one so far
@@ -65,6 +66,54 @@ class Saves:
         self.longest, self.last = max(self.longest, now - self.last), now
 
 
+class Workers:
+    """What the workers of one program agree upon, as torchrun starts them on a machine: all save, and all end, after
+    the same step. One of them alone in the next step, or in a save, would wait for the others until the machine is
+    gone.
+
+    Whoever wants it first names the next step: of workers that wait for one another in each step none is beyond it.
+    """
+
+    def __init__(self) -> None:
+        several = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+        self.path = os.environ.get("BROKER_PROGRESS", "") if several else ""
+        self.saves = 0
+
+    def stop(self, step: int) -> bool:
+        """Does the program end after this step?"""
+        return self._agreed("ends", step, guest.should_stop())
+
+    def save(self, step: int, due: bool) -> bool:
+        """Do all save after this step? due: this one would."""
+        if not self._agreed(f"save-{self.saves}", step, due):
+            return False
+        self.saves += 1
+        return True
+
+    def _agreed(self, what: str, step: int, wanted: bool) -> bool:
+        if not self.path:
+            return wanted
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        file = f"{self.path}.{what}.{start}"
+        if wanted:
+            _write_once(file, str(step + 1))
+        try:
+            return step >= int(_read(file))
+        except ValueError:
+            return False
+
+
+def _write_once(path: str, text: str) -> None:
+    """Write a file unless it is there; nobody sees half of it. Without a disk nothing is agreed."""
+    beside = f"{path}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        with open(beside, "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write(text)
+        os.link(beside, path)
+    with contextlib.suppress(OSError):
+        os.unlink(beside)  # noqa: PTH108
+
+
 def training(
     total: int,
     *,
@@ -80,16 +129,17 @@ def training(
     load: puts the newest checkpoint back and returns how many steps it holds; None or 0 without one. save: called with
     the number of steps done; every `every_s` seconds (by default as the broker reckons, ten minutes where it says
     nothing), at the end, and when the machine is to be taken away, if the time left suffices. The program then ends
-    with 143, in the loop.
+    with 143, in the loop. Workers that torchrun has started do all of that after the same step.
     """
     guest.should_stop()  # from here on SIGTERM asks instead of ending the program
     done = load() or 0
-    saves, saved = Saves(every_s), done
+    saves, saved, workers = Saves(every_s), done, Workers()
     for step in range(done, total):
         yield step
         guest.progress(step + 1, total)
-        stop = guest.should_stop()
-        if (saves.due() or step + 1 == total or stop) and (not stop or saves.fits()):
+        stop = workers.stop(step + 1)
+        due = workers.save(step + 1, saves.due())
+        if (due or step + 1 == total or stop) and (not stop or saves.fits()):
             saves.begin()
             save(step + 1)
             saves.end()

@@ -28,8 +28,9 @@ class Steps:
 
     def fresh(self) -> None:
         """A program is about to start: what the last one said is over."""
-        self.file.unlink(missing_ok=True)
-        self.stop_file.unlink(missing_ok=True)
+        # Beside it are the word to stop, and what workers have agreed upon.
+        for path in (self.file, *self.file.parent.glob(f"{self.file.name}.*")):
+            path.unlink(missing_ok=True)
         self._at.clear()
         self._step.clear()
 

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from broker import guest
-from broker.guest.loop import Saves
+from broker.guest.loop import Saves, Workers
 
 __all__ = ["BrokerCallback", "newest"]
 
@@ -41,13 +41,13 @@ class BrokerCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """On notice it saves, if the time left suffices, stops the training and ends the program with 143."""
 
     def __init__(self) -> None:
-        self.saves = Saves()
+        self.saves, self.workers = Saves(), Workers()
         self.stopped = False
         guest.should_stop()
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> Any:
         guest.progress(state.global_step, state.max_steps)
-        if guest.should_stop() and state.global_step < state.max_steps:
+        if self.workers.stop(state.global_step) and state.global_step < state.max_steps:
             self.stopped = True
             control.should_save = control.should_save or self.saves.fits()
             control.should_training_stop = True

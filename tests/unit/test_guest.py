@@ -227,6 +227,43 @@ def _timed(call):
     return time.perf_counter() - began
 
 
+def test_progress_ends_no_training_and_writes_into_no_other_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("BROKER_PROGRESS", str(tmp_path / "gone" / "progress"))
+    guest.progress(1, 2)
+    monkeypatch.setenv("BROKER_PROGRESS", "/dev/full/progress")
+    guest.progress(1, 2)
+    path = tmp_path / "progress"
+    monkeypatch.setenv("BROKER_PROGRESS", str(path))
+    guest.progress(1, float("inf"))
+    assert guest.read_progress(str(path))[:3] == (1, 1, None)
+    fd = guest._open_file[2]
+    os.close(fd)  # as a daemon does with all that it has not opened
+    guest.progress(2, 9)
+    assert guest.read_progress(str(path))[:3] == (1, 2, 9)
+    other = os.open(tmp_path / "weights", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, guest._open_file[2])
+    guest.progress(3.0, 9)
+    assert (tmp_path / "weights").read_bytes() == b""
+    assert guest.read_progress(str(path))[:3] == (1, 3, 9)
+    os.close(other)
+    path.write_bytes(b"[1]".ljust(guest.RECORD) + b'{"step": 1}')
+    assert guest.read_progress(str(path)) is None
+
+
+def test_workers_threads_and_forks_say_how_far_they_are(tmp_path):
+    script = (
+        "import os, threading\nfrom broker import guest\n"
+        "threads = [threading.Thread(target=guest.progress, args=(7, 9)) for _ in range(20)]\n"
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]\n"
+        "assert guest.should_stop() is False\n"
+        "if os.fork() == 0: guest.progress(8, 9); os._exit(0)\n"
+        "os.wait()"
+    )
+    env = {**os.environ, "BROKER_PROGRESS": str(tmp_path / "p"), "PYTHONPATH": str(Path(guest.__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", script], env=env, check=True)
+    assert guest.read_progress(str(tmp_path / "p"))[:3] == (7, 8, 9)
+
+
 def test_outside_a_job_nothing_happens(tmp_path, monkeypatch):
     for name in ("BROKER_PROGRESS", "BROKER_CHECKPOINT_DIR", "BROKER_RESUMED"):
         monkeypatch.delenv(name, raising=False)
@@ -242,7 +279,8 @@ def test_the_library_runs_on_python_3_8(tmp_path):
     import ast
 
     source = Path(guest.__file__).read_text()
-    ast.parse(source, feature_version=(3, 8))
+    for name in ("__init__", "loop", "transformers", "lightning"):
+        ast.parse(Path(guest.__file__).with_name(f"{name}.py").read_text(), feature_version=(3, 8))
     old = shutil.which("python3.8")
     if old is None or subprocess.run([old, "--version"], capture_output=True, check=False).returncode:
         pytest.skip("no Python 3.8 here; its grammar was checked")

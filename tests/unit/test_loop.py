@@ -125,3 +125,46 @@ def test_a_save_that_would_not_be_whole_is_not_begun(tmp_path: Path) -> None:
     saves = [line for line in said.splitlines() if line.startswith("saved")]
     assert f"step {saves[-1].split()[1]} is saved" in complaint
     assert not said.splitlines()[-1].startswith("saved")
+
+
+WORKERS = """\
+import multiprocessing, os, sys, time
+from broker import guest
+
+def work(rank, gate):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+
+    def save(step):
+        gate.wait(60)  # as where each saves its share
+        print("saved", step, rank, flush=True)
+
+    for step in guest.training(100000, save=save, load=lambda: 0, every_s=60 if rank else 0.2):
+        gate.wait(60)  # as an all-reduce
+
+if __name__ == "__main__":
+    gate = multiprocessing.get_context("fork").Barrier(2)
+    workers = [multiprocessing.get_context("fork").Process(target=work, args=(rank, gate)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    print("pid", workers[1].pid, flush=True)
+    for worker in workers:
+        worker.join()
+    sys.exit(max(worker.exitcode for worker in workers))
+"""
+
+
+def test_workers_save_and_end_after_the_same_step(tmp_path: Path) -> None:
+    """One of them is due to save, the other one is asked to stop."""
+    loop = Loop(tmp_path)
+    (tmp_path / "program.py").write_text(WORKERS)
+    process = loop.start(0)
+    assert process.stdout is not None
+    said = [process.stdout.readline().split() for _ in range(5)]
+    os.kill(next(int(pid) for word, pid, *_ in said if word == "pid"), signal.SIGTERM)
+    rest, complaint = process.communicate(timeout=90)
+    assert process.returncode == 143, complaint
+    saves = [line for line in [*said, *map(str.split, rest.splitlines())] if line[0] == "saved"]
+    steps: list[list[str]] = [[step for _, step, rank in saves if rank == str(of)] for of in range(2)]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) >= 3
+    assert complaint.count(f"step {steps[0][-1]} is saved") == 2
