@@ -2,7 +2,7 @@
 
 It holds a lock on $GUARD for as long as it lives and writes every step to $TRACE, so that a test can tell afterwards
 whether two ran at once, what was lost at each move, and that nothing was counted twice from a wrong place. With
-$STUBBORN it does not heed SIGTERM.
+$STUBBORN it does not heed SIGTERM. It does not take its last step while the file $HOLD is there.
 """
 
 import fcntl
@@ -64,11 +64,12 @@ except ImportError:
 say(kind="start", step=step)
 while step < steps:
     time.sleep(pause)
-    step += 1
-    say(kind="step", step=step)
-    progress(step, steps)
-    if step % every == 0:
-        save(step)
+    if step + 1 < steps or not os.path.exists(os.environ.get("HOLD", "")):
+        step += 1
+        say(kind="step", step=step)
+        progress(step, steps)
+        if step % every == 0:
+            save(step)
     if stopping:
         save(step)
         say(kind="saved", step=step)

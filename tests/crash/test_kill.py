@@ -9,11 +9,13 @@ import contextlib
 import os
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from crash.harness import Site, kill, wait_for
 
+from broker.job import Job
 from broker_local.cloud import take_back
 
 KILLS = int(os.environ.get("SPOTBROKER_KILLS", "30"))
@@ -54,22 +56,49 @@ def live(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait(timeout=seconds)
 
 
+PHASES = ("", "pick", "launch", "watch", "retire", "account", "done")
+# What has happened once a phase of a move is over: event and generation.
+OVER = {"pick": ("picked", 2), "launch": ("launched", 2), "watch": ("confirmed", 1), "retire": ("confirmed", 1)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["pick", "launch", "watch", "retire", "account"])
-@pytest.mark.parametrize("moved", [False, True], ids=["first", "handover"])
-def test_killed_in_each_phase(tmp_path: Path, phase: str, moved: bool) -> None:
-    """Killed as soon as the job stands in that phase, in its first placement or in its handover."""
-    if phase == "account" and moved:
-        pytest.skip("account comes once, after the last placement")
-    site = Site(tmp_path)
-    job = site.submit(site.task("count", steps=200 if moved else 100, every=EVERY, pause=0.03))
-    process = site.broker("up")
-    if moved:
-        wait_for(lambda: any(event.kind == "snapshot" for event in job.events()), "a first snapshot")
+def test_killed_in_each_phase(site: Site) -> None:
+    """Killed as soon as the job stands in that phase; the next broker goes on, and is killed in the one after it."""
+    job = site.submit(site.task("count", steps=60, every=EVERY, pause=0.03))
+    for number, phase in enumerate(PHASES[1:-1], 1):
+        process = site.broker("up")
+        wait_for(lambda n=number: PHASES.index(site.phase(job)) >= n, phase, tell=lambda: site.story(job))
+        kill(process)
+    site.settle()
+    assert len([row for row in job.placements() if row.instance]) == 1, site.story(job)
+    site.audit(lost_at_most=0)
+
+
+@pytest.mark.slow
+def test_killed_in_each_phase_of_a_handover(site: Site) -> None:
+    """Of one job after the other: what the kill leaves half done the next broker finishes, beside the other jobs."""
+    hold = site.folder / "hold"
+    hold.touch()
+    for phase in OVER:
+        task = site.task(phase, steps=100, every=EVERY, pause=0.03)
+        site.submit(replace(task, envs={**task.envs, "HOLD": str(hold)}))
+    for number, (job, phase) in enumerate(zip(site.jobs, OVER, strict=True)):
+        process = site.broker("up")
+        if number:
+            site.event(site.jobs[number - 1], "running", 2)
+        site.event(job, "snapshot")
         take_back(site.root, site.machine(job, 1).id, "aws", seconds=3.0)
-        wait_for(lambda: len(job.placements()) > 1 or site.phase(job) == phase, "the move to begin")
-    if phase != "pick" or moved:
-        wait_for(lambda: site.phase(job) == phase or job.refresh().done, f"phase {phase}")
-    kill(process)
+        wait_for(lambda j=job, p=phase: moving(site, j, p), f"{phase} of the move", tell=lambda j=job: site.story(j))
+        kill(process)
+    hold.unlink()
     site.settle()
     site.audit(lost_at_most=LOST)
+    assert all(len([row for row in job.placements() if row.instance]) > 1 for job in site.jobs)
+
+
+def moving(site: Site, job: Job, phase: str) -> bool:
+    """Does a job's move stand in that phase, or has it just gone past it?"""
+    if site.phase(job) == phase and (phase != "watch" or len(job.placements()) > 1):
+        return True
+    kind, generation = OVER[phase]
+    return any(event.generation == generation for event in site.store.events(job.id, kinds=[kind]))
