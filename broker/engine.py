@@ -64,10 +64,16 @@ _guard = threading.RLock()
 
 
 class WalConnection(sqlite3.Connection):
-    """DBOS opens SQLite in rollback mode; write-ahead logging lets readers and one writer work side by side."""
+    """DBOS opens SQLite in rollback mode; write-ahead logging lets readers and one writer work side by side.
+
+    On Python 3.12 and newer DBOS 3.4 takes its times from `unixepoch('subsec')`, which SQLite knows from 3.42 on (its
+    change log); Debian 12's and Ubuntu 22.04's answer with NULL, and no job begins.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if sqlite3.sqlite_version_info < (3, 42):
+            self.create_function("unixepoch", 1, lambda _subsec: round(time.time(), 3))
         self.execute("PRAGMA journal_mode=WAL")
         self.execute("PRAGMA synchronous=FULL")
 
@@ -104,6 +110,8 @@ class Engine:
         self._closed = threading.Event()
         self._life: threading.Thread | None = None
         self._observer: threading.Thread | None = None
+        self.driving: set[str] = set()
+        self._broken: set[str] = set()
         self.closing = False
         self._beginning = threading.Lock()
         self._busy = 0
@@ -236,8 +244,13 @@ class Engine:
 
         shown = self.world.store.job(job).state
         state = dict(shown) if shown else JobState(job).to_json()
-        with SetWorkflowID(f"{job}{RUN}{len(runs) + 1}" if runs else job):
-            DBOS.start_workflow(_workflow(), state)
+        self.driving.add(job)
+        try:
+            with SetWorkflowID(f"{job}{RUN}{len(runs) + 1}" if runs else job):
+                DBOS.start_workflow(_workflow(), state)
+        except BaseException:
+            self.driving.discard(job)
+            raise
 
     def _keep_up(self) -> None:
         start = time.monotonic()
@@ -265,19 +278,30 @@ class Engine:
             self.drive(job)
 
     def adopt(self) -> list[str]:
-        """Take over the jobs of brokers that have died; returns their ids."""
+        """Take over the jobs of brokers that have died, and those that this one has lost; returns their ids."""
         from dbos import DBOS
 
         by_holder: dict[str, list[str]] = {}
         for status in DBOS.list_workflows(status="PENDING", name=WORKFLOW, load_input=False, load_output=False):
-            if status.executor_id and status.executor_id != self.executor_id:
-                by_holder.setdefault(status.executor_id, []).append(status.workflow_id)
-        adopted: list[str] = []
+            by_holder.setdefault(status.executor_id or "", []).append(status.workflow_id)
+        mine = by_holder.pop(self.executor_id, [])
+        by_holder.pop("", None)
+        adopted = self._broken_off(mine)
         for holder, workflows in by_holder.items():
             if lock_of(self.config, holder).free():
-                DBOS.resume_workflows(workflows)
-                adopted += [workflow.partition(RUN)[0] for workflow in workflows]
-        return adopted + self._restart_lost()
+                adopted += workflows
+        if adopted:
+            DBOS.resume_workflows(adopted)
+        return [workflow.partition(RUN)[0] for workflow in adopted] + self._restart_lost()
+
+    def _broken_off(self, pending: Sequence[str]) -> list[str]:
+        """Of this broker's own pending workflows those that do not run: they broke off, and not even that could be
+        recorded. Seen twice, since one that has just ended is recorded a moment later."""
+        idle = {workflow for workflow in pending if workflow.partition(RUN)[0] not in self.driving}
+        found, self._broken = idle & self._broken, idle
+        for job in sorted(workflow.partition(RUN)[0] for workflow in found):
+            self.world.store.event(job, "warning", "its workflow broke off and is taken up again")
+        return sorted(found)
 
     def _restart_lost(self) -> list[str]:
         """Start the jobs that have not ended and have no workflow that could end them.
@@ -359,11 +383,17 @@ def _register() -> None:
 
     @DBOS.workflow(name=WORKFLOW, max_recovery_attempts=None)
     async def job(data: dict[str, Any]) -> dict[str, Any]:
+        engine, name = _current, str(data["job"])
+        if engine is not None:
+            engine.driving.add(name)
         try:
             while data["phase"] != "done":
                 data = await DBOS.run_step_async({"name": data["phase"]}, _step, data)
         except asyncio.CancelledError:
             raise HandedOn from None
+        finally:
+            if engine is not None:
+                engine.driving.discard(name)
         return data
 
     _registered["workflow"] = job
