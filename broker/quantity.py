@@ -21,6 +21,11 @@ _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _GIB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
+MOST = 1e9
+"""Beyond every price, size and count that anybody means; what is reckoned with larger ones overflows."""
+LONGEST = 100 * 365.25 * 86_400
+"""Seconds of a hundred years: clocks and calendars end not long after."""
+
 
 def number(text: str) -> float:
     """A finite decimal number. `nan`, `inf`, `1_000` and hexadecimal are refused."""
@@ -30,10 +35,12 @@ def number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A finite number above zero."""
+    """A number above zero and at most `MOST`."""
     value = number(text)
     if not value > 0:
         raise ValueError(f"must be above zero, not {text!r}")
+    if value > MOST:
+        raise ValueError(f"must be at most {MOST:,.0f}, not {text!r}")
     return value
 
 
@@ -57,9 +64,12 @@ def size(text: str) -> float:
     if match is None or unit == "b":
         raise ValueError(f"must be a size such as 16 or 32GB, not {text!r}")
     try:
-        value = positive(match["number"]) * _GIB[unit[0]]
+        value = number(match["number"]) * _GIB[unit[0]]
     except ValueError:
-        raise ValueError(f"must be a size above zero such as 16 or 32GB, not {text!r}") from None
+        value = 0.0
+    if not 0 < value <= MOST:
+        limit = f"of at most {MOST:,.0f} GiB" if value > MOST else "above zero such as 16 or 32GB"
+        raise ValueError(f"must be a size {limit}, not {text!r}")
     return value
 
 
@@ -93,6 +103,8 @@ def duration(text: str) -> float:
     )
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"must be a time above zero such as 30s or 5m, not {text!r}")
+    if seconds > LONGEST:
+        raise ValueError(f"must be at most 100 years, not {text!r}")
     return seconds
 
 
@@ -129,11 +141,11 @@ def deadline(text: str) -> str:
     if _CLOCK.fullmatch(bare):
         return bare
     try:
-        datetime.fromisoformat(bare.replace(" ", "T", 1))
+        given = datetime.fromisoformat(bare.replace(" ", "T", 1))
     except ValueError:
         pass
     else:
-        if "-" in bare:
+        if "-" in bare and 1970 <= given.year < 3000:
             return bare
     if not _DURATION.fullmatch(bare.lower()):
         raise ValueError(f"must be a time such as 6h, a clock time such as 07:30, or a date and time, not {text!r}")

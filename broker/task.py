@@ -56,6 +56,20 @@ STEP_EXAMPLE = r"for instance `step: 'step (\d+)'`"
 SHORTEST_SECRET = 8
 
 
+MOST_HOURS = 1e6
+"""A hundred years and some."""
+MOST_SPEED = 1000.0
+"""Times as fast, or as slow, as one card may be as another."""
+
+
+def _between(name: str, value: float | None, unit: str, most: float, least: float = 0.0) -> Iterator[Problem]:
+    """That a number is above zero, at least `least` and at most `most`; None is none."""
+    if value is None or (value > 0 and least <= value <= most):
+        return
+    limit = "above zero" if not value > 0 else f"at most {most:,.0f}" if value > most else f"at least {least:g}"
+    yield Problem(name, f"must be {limit}{unit}, not {value}")
+
+
 class InvalidTaskError(TaskError):
     """A Task made of wrong values. `problems` holds each of them."""
 
@@ -107,12 +121,11 @@ class Work:
 
     def problems(self) -> Iterator[Problem]:
         for name, gib in (("download", self.download), ("upload", self.upload)):
-            if gib is not None and not 0 <= gib < math.inf:
+            if gib is not None and not 0 <= gib <= quantity.MOST:
                 yield Problem(f"work.{name}", f"must be zero or more GiB, not {gib}")
         if self.hours is None and self.steps is None:
             yield Problem("work", "needs hours or steps", "for instance `work: {hours: 6, on: A100}`")
-        if self.hours is not None and not 0 < self.hours < math.inf:
-            yield Problem("work.hours", f"must be above zero, not {self.hours}")
+        yield from _between("work.hours", self.hours, " hours", MOST_HOURS, 1 / quantity.MOST)
         if self.steps is not None and self.steps < 1:
             yield Problem("work.steps", f"must be at least 1, not {self.steps}")
 
@@ -260,7 +273,10 @@ class Task:
         except ValueError as error:
             yield Problem("rehearse.resources.accelerators", str(error))
         try:
-            object.__setattr__(self, "speed", {gpus.canonical(card): value for card, value in self.speed.items()})
+            speed = {gpus.canonical(card): value for card, value in self.speed.items()}
+            if len(speed) < len(self.speed):
+                yield Problem("speed", f"names a card twice: {', '.join(self.speed)} are {', '.join(speed)}")
+            object.__setattr__(self, "speed", speed)
         except ValueError as error:
             yield Problem("speed", str(error))
         try:
@@ -333,10 +349,8 @@ class Task:
                 "name the folder the program saves to, as `checkpoint: {path: checkpoints}`, or set `spot: never`",
             )
         for card, value in self.speed.items():
-            if not 0 < value < math.inf:
-                yield Problem(f"speed.{card}", f"must be above zero, not {value}")
-        if self.budget is not None and not 0 < self.budget < math.inf:
-            yield Problem("budget", f"must be above zero USD, not {self.budget}")
+            yield from _between(f"speed.{card}", value, "", MOST_SPEED, 1 / MOST_SPEED)
+        yield from _between("budget", self.budget, " USD", quantity.MOST)
         try:
             if self.deadline:
                 quantity.deadline(self.deadline)
@@ -347,10 +361,8 @@ class Task:
     def _count_problems(self) -> Iterator[Problem]:
         if not all(0 <= code <= 255 for code in self.recover_on_exit_codes):
             yield Problem("recover_on_exit_codes", "must be exit codes from 0 to 255")
-        if self.max_price is not None and not 0 < self.max_price < math.inf:
-            yield Problem("max_price", f"must be above zero USD per hour, not {self.max_price}")
-        if not 0 < self.max_hours < math.inf:
-            yield Problem("max_hours", f"must be above zero hours, not {self.max_hours}")
+        yield from _between("max_price", self.max_price, " USD per hour", quantity.MOST)
+        yield from _between("max_hours", self.max_hours, " hours", MOST_HOURS)
         if self.stuck is not None and not 0 < self.stuck < math.inf:
             yield Problem("stuck", f"must be above zero seconds, not {self.stuck}")
         for name in ("max_moves", "max_restarts_on_errors"):

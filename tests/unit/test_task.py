@@ -165,6 +165,15 @@ def test_every_wrong_field_is_told(tmp_path: Path) -> None:
         (NEVER + "workdir: {url: u, path: .}\n", "workdir: names a folder and a repository", 3),
         (NEVER + "deadline: soon\n", "deadline: must be a time such as 6h", 3),
         (NEVER + "budget: 0\n", "budget: must be above zero", 3),
+        (NEVER + "budget: 1e300\n", "budget: must be at most 1,000,000,000, not '1e300'", 3),
+        (NEVER + "work: {hours: 2e6}\n", "work.hours: must be at most 1,000,000 hours", 3),
+        (NEVER + "work: {hours: 1e-300}\n", "work.hours: must be at least 1e-09 hours", 3),
+        (NEVER + "max_hours: 2e6\n", "max_hours: must be at most 1,000,000 hours", 3),
+        (NEVER + "work: {hours: 6, download: 1e300GB}\n", "work.download: must be a size of at most", 3),
+        (NEVER + "speed: {H100: 1e9}\n", "speed.H100: must be at most 1,000", 3),
+        (NEVER + "speed: {h100: 2, H100: 3}\n", "speed: names a card twice: h100, H100 are H100", 3),
+        (NEVER + "deadline: 99999999999999999999h\n", "deadline: must be at most 100 years", 3),
+        (NEVER + "deadline: '0001-01-01 00:00'\n", "deadline: must be a time such as 6h", 3),
         (NEVER + "_metadata: {broker: {name: a}}\nname: b\n", "_metadata.broker.name: is given at the top level", 3),
         (NEVER + "_metadata: {broker: {nme: a}}\n", "nme: unknown field; did you mean name?", 3),
         (NEVER + "managed_secrets: [A]\n", "managed_secrets: unknown field; write `secrets: [NAME]`", 3),
@@ -350,6 +359,17 @@ def test_a_task_from_python_keeps_the_same_rules() -> None:
         Task(run="x")
     with pytest.raises(TaskError, match="max_price: must be above zero"):
         Task(run="x", spot="never", max_price=float("nan"))
+    for endless in (float("inf"), float("nan"), 1e300):
+        for changed in (
+            {"budget": endless},
+            {"max_price": endless},
+            {"max_hours": endless},
+            {"speed": {"A100": endless}},
+        ):
+            with pytest.raises(TaskError, match="must be a"):
+                Task(run="x", spot="never", **changed)  # type: ignore[arg-type]
+        with pytest.raises(TaskError, match=r"work\.hours: must be a"):
+            Task(run="x", spot="never", work=Work(hours=endless))
     with pytest.raises(TaskError, match=r"envs\.A: must be text, not int"):
         Task(run="x", spot="never", envs={"A": 3})  # type: ignore[dict-item]
     with pytest.raises(TaskError, match="did you mean A100"):
