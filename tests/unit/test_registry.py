@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -55,6 +56,15 @@ def test_unknown_name_lists_what_is_installed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no provider 'nimbus'") as caught:
         registry.get("nimbus", config(tmp_path))
     assert "local" in caught.value.fix
+
+
+def test_what_is_installed_meanwhile_is_found_and_what_has_gone_is_not(package: Path) -> None:
+    """What is declared is read once for as long as nothing changes, by a process that may live for weeks."""
+    before = registry.names()
+    install(package, "third", nimbus="broker_nimbus:Nimbus")
+    assert set(registry.names()) - set(before) == {"nimbus"}
+    shutil.rmtree(package / "third-1.0.dist-info")
+    assert registry.names() == before
 
 
 def test_third_party_is_found_like_ours(tmp_path: Path, package: Path) -> None:
