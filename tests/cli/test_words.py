@@ -44,6 +44,15 @@ def test_version(cli: Cli) -> None:
     assert cli("--version").stdout == f"spotbroker {__version__}\n"
 
 
+def test_a_fork_of_the_tests_says_what_an_interpreter_says(cli: Cli) -> None:
+    for args in (["--version"], ["-q", "offers"], ["show", "nobody"]):
+        said = []
+        for cli.forks in (True, False):
+            done = cli(*args, code=None)
+            said.append((done.returncode, done.stdout, done.stderr))
+        assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(
     ("args", "code", "what", "fix"),
     [
