@@ -250,19 +250,20 @@ class Job:
         """
         self.store.ask(self.id, "stop-now" if now else "stop")
 
-    def move(self, *, now: bool = False, to: Sequence[str] = ()) -> None:
+    def move(self, *, now: bool = False, to: Sequence[str] = (), off: int | None = None) -> None:
         """Ask for another machine: the guest saves and ends while the next one is picked and launched; `now` does not
         wait for the save, as a provider that takes a machine back without a notice.
 
         to: places as in a task's `infra`, among which this one move chooses; where nothing is to be had there after
-        all, it goes wherever the task allows. Carried out once by a live broker; nothing where no machine is rented at
-        present. Raises InvalidTaskError for what is no place.
+        all, it goes wherever the task allows. off: the generation that it is to leave, by default its present one;
+        nothing where it has left that already. Carried out once by a live broker; nothing where no machine is rented
+        at present. Raises InvalidTaskError for what is no place.
         """
         from broker.leaving import Leaving
 
         self.task.within(to)
         held = [row for row in self.placements() if row.launched_at is not None and row.ended_at is None]
-        if held:
+        if held and off in (None, held[-1].generation):
             self.store.ask(self.id, Leaving(held[-1].generation, now, tuple(to)).text)
 
     def destination(self, to: Sequence[str] = ()) -> Decision:

@@ -27,6 +27,7 @@ from broker.store import JobRow, OverBudget, PlacementRow
 from broker.task import Task
 from broker.world import World
 
+NOTHING = "nothing is to be had"
 ASKED_AGAIN = 4
 WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
 LOSSES = {
@@ -200,7 +201,7 @@ def _is_final(decision: Decision, state: JobState) -> bool:
 
 def _anywhere(state: JobState, decision: Decision, world: World) -> JobState:
     """Where its user wants the job nothing is to be had after all, and its old machine ends: any other will do."""
-    text = f"nothing is to be had within {', '.join(state.places)}: {'; '.join(decision.reasons)}; going elsewhere"
+    text = f"{NOTHING} within {', '.join(state.places)}: {'; '.join(decision.reasons)}; going elsewhere"
     world.store.event(state.job, "warning", text, generation=state.generation, once="elsewhere")
     return replace(state, places=(), waits=0)
 

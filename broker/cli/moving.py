@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -52,7 +53,7 @@ def migrate_verb(
     decision = _destination(screen, job, to or ())
     if not _agreed(screen, job, old, decision, yes=yes):
         return 1
-    job.move(now=now, to=to or ())
+    job.move(now=now, to=to or (), off=old.generation)
     engine.ensure_background(config)
     new = _moved(screen, job, old)
     if new is None:
@@ -152,8 +153,19 @@ def _told(screen: Screen, job: Job, old: PlacementRow, new: PlacementRow, to: Se
     if to and found:
         screen.say("later moves go where the task and the prices say")
     elif not found:
-        screen.warn(f"nothing within {', '.join(to)} was to be had after all; broker show {job.id} says why")
+        screen.warn(_elsewhere(job, to))
     return 0 if found else ELSEWHERE
+
+
+def _elsewhere(job: Job, to: Sequence[str]) -> str:
+    """Why a job is not where this move was to take it."""
+    from broker.picking import NOTHING
+
+    there = f"within {', '.join(to)}"
+    if any(event.text.startswith(f"{NOTHING} {there}:") for event in job.events()):
+        return f"nothing {there} was to be had after all; broker show {job.id} says why"
+    again = " ".join(["broker migrate", job.id, *(f"--to {shlex.quote(place)}" for place in to)])
+    return f"it was on its way before this move was heard of, or another one was asked for: {again}"
 
 
 def _offer(row: PlacementRow) -> Offer:

@@ -7,13 +7,18 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from cli.command import Cli, wait_for
 
 import broker
-from broker.cli.moving import lost_by
+from broker.cli.moving import _elsewhere, lost_by
 from broker.config import load
-from broker.store import PlacementRow
+from broker.job import submit
+from broker.offer import Market, Offer
+from broker.picking import NOTHING
+from broker.resources import Resources
+from broker.store import PlacementRow, open_store
 from broker.task import Checkpoint, Task
 from broker_local import cloud
 
@@ -87,3 +92,22 @@ def test_what_a_move_would_lose_is_said_before() -> None:
     saves = replace(task, checkpoint=Checkpoint("ckpt"))
     assert "unless it saves when it is told to end: nothing of it is saved yet" in lost_by(saves, [row])
     assert lost_by(saves, [replace(row, beat={"seq": 1}), row]) == ""
+
+
+def test_of_two_wishes_the_one_that_was_not_heard_is_told_so(tmp_path: Path) -> None:
+    config = load(state=tmp_path / "state", file=tmp_path / "config.toml")
+    store = open_store(config.state)
+    task = Task(run="x", spot="never", resources=(Resources(infra=("local",)),))
+    job = submit(task, config=config, store=store)
+    offer = Offer("local", "east", "east-1", "cpu-2", Market.SPOT, 0.01)
+    row = PlacementRow(job.id, 1, "launched", {"offer": offer.to_json()}, [], 0.0, instance="m-1", launched_at=1.0)
+    store.intend(replace(row, status="intended"))
+    store.update_placement(job.id, 1, status="launched", launched_at=1.0)
+    job.move(to=["local/east"], off=2)
+    assert job.refresh().row.want is None, "it has left the machine that it was to be moved off"
+    job.move(to=["local/east"], off=1)
+    assert job.refresh().row.want == 'move 1 ["local/east"]'
+    again = f"another one was asked for: broker migrate {job.id} --to 'local/e*'"
+    assert _elsewhere(job, ["local/e*"]).endswith(again)
+    store.event(job.id, "warning", f"{NOTHING} within local/e*: refused; going elsewhere")
+    assert _elsewhere(job, ["local/e*"]).startswith("nothing within local/e* was to be had after all")
