@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import typer
 from broker.cli.offers import InfraOption, asked, must_have_provider, nothing
 from broker.cli.screen import Screen, Usage
 from broker.cli.unanswered import tell_unanswered
+from broker.quantity import MOST
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,6 +72,8 @@ def estimate_verb(
     known = Known() if task is None else _known(task, card, count, infra or ())
     query = known.query or asked(gpu, cpus=0.0, memory=0.0, disk=20.0, infra=infra or (), spot=None)
     card, count = query.gpu or "", query.gpu_count
+    # Hours that are stated go before the task's, of which its line tells.
+    lines = known.lines if hours is None else tuple(line for line in known.lines if line[0] != "work")
     hours = known.hours if hours is None else hours
     if hours is None:
         raise _without_hours(task)
@@ -96,7 +98,7 @@ def estimate_verb(
         return screen.line(f"{made.best.provider}:{made.best.market}")
     from broker.cli.tables import labelled
 
-    screen.show(_table(made), "", labelled([*known.lines, *_lines(made)]))
+    screen.show(_table(made), "", labelled([*lines, *_lines(made)]))
     return None
 
 
@@ -155,7 +157,9 @@ def _without_hours(task: str | None) -> Usage:
 
 
 def _checked(option: str, value: float, *, least: float = 0.0) -> None:
-    if not (least <= value < math.inf):
+    if value > MOST:
+        raise Usage(f"{option} must be at most {MOST:,.0f}, not {value:g}", fix=f"{option} 1")
+    if not value >= least:
         raise Usage(f"{option} must be {'above' if least else 'at least'} 0, not {value:g}", fix=f"{option} 1")
 
 
