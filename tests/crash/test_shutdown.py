@@ -67,6 +67,27 @@ def test_a_store_that_takes_no_writes_for_a_while_ends_no_workflow(tmp_path: Pat
     assert not any("its workflow ended" in event.text for event in job.events())
 
 
+def test_a_workflow_whose_end_cannot_even_be_recorded_is_taken_up_again_by_its_broker(tmp_path: Path) -> None:
+    """The engine's database takes no writes for a while: a job that broke off then would be nobody's."""
+    site = Site(tmp_path)
+    job = site.submit(site.task("count", steps=200, pause=0.03))
+    tables = {"operation_outputs": "INSERT", "workflow_status": "UPDATE"}
+    full = "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+    with site.up():
+        wait_for(lambda: saved(job, 1), "a snapshot")
+        with sqlite3.connect(site.config.state / "engine.db") as database:
+            for table, what in tables.items():
+                database.execute(f"CREATE TRIGGER full_{table} BEFORE {what} ON {table} {full}")
+        take_back(site.root, site.machines()[0].id, "vast")
+        wait_for(lambda: "UPDATE main.workflow_status" in site.log.read_text(), "a failed record")
+        with sqlite3.connect(site.config.state / "engine.db") as database:
+            for table in tables:
+                database.execute(f"DROP TRIGGER full_{table}")
+        site.done(job)
+    site.audit(lost_at_most=LOST)
+    assert warned(job, "its workflow broke off")
+
+
 HOLDS = """
 import sys
 from broker.config import load
