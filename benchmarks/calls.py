@@ -85,7 +85,7 @@ def lambda_cloud(state: Path, count: int) -> Iterator[Watched]:
     from clouds.lambda_cloud.cloud import KINDS, Lambda, Rented
     from clouds.lambda_cloud.hand import opened
 
-    cloud = Lambda(pace=SCALE)
+    cloud = Lambda()
     cloud.judged = False
     for number in range(count):
         tags = [{"key": "spotbroker-job", "value": f"job-{number}"}, {"key": "spotbroker-generation", "value": "1"}]
@@ -93,7 +93,7 @@ def lambda_cloud(state: Path, count: int) -> Iterator[Watched]:
         cloud.rented[one.id] = one
     cloud.start()
     try:
-        provider = opened(cloud, state)
+        provider = opened(cloud, state, pace=SCALE)
         yield Watched(provider, lambda: len(cloud.calls), provider.traits.poll * SCALE, 1000, 60.0)
     finally:
         cloud.close()
