@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from broker import hearsay
 from broker.access import own
 from broker.balance import Balances
@@ -147,15 +149,15 @@ class Watcher:
         poke = self._pokes[name] = threading.Event()
 
         def loop() -> None:
-            failures = 0
+            failures, said = 0, False
             while not self._stop.is_set():
                 try:
                     poll()
-                    failures = 0
+                    failures, said = 0, False
                 except Exception as error:  # noqa: BLE001 - a poller that dies would make its jobs blind
                     failures += 1
-                    if failures == TROUBLE_AFTER:
-                        self._trouble(name, error)
+                    if failures >= TROUBLE_AFTER and not said:
+                        said = self._trouble(name, error)
                 # A failing call is asked again no oftener than a working one, and ever more rarely.
                 poke.wait(interval() * min(2.0 ** max(0, failures - TROUBLE_AFTER), 16.0))
                 poke.clear()
@@ -163,15 +165,22 @@ class Watcher:
         self._pollers[name] = threading.Thread(target=loop, name=f"spotbroker {name}", daemon=True)
         self._pollers[name].start()
 
-    def _trouble(self, name: str, error: Exception) -> None:
-        """Say once per job that something has not answered for a while; nothing is concluded from it."""
+    def _trouble(self, name: str, error: Exception) -> bool:
+        """Say once per job that something has not answered for a while; nothing is concluded from it.
+
+        False where that cannot be written down now, as on a disk that is full.
+        """
         with self._lock:
             jobs = [f.job for f in self.followed.values() if self._concerns(f, name)]
         text = f"{name} does not answer: {error}; nothing is concluded from that"
         if name.startswith("provider "):
             text = f"{name} cannot be asked: {told(error)}; nothing is concluded from that, what it rents out is billed"
-        for job in jobs:
-            self.world.store.event(job, "warning", text, once=f"trouble {name} {type(error).__name__}")
+        try:
+            for job in jobs:
+                self.world.store.event(job, "warning", text, once=f"trouble {name} {type(error).__name__}")
+        except SQLAlchemyError:
+            return False
+        return True
 
     @staticmethod
     def _concerns(followed: Followed, name: str) -> bool:

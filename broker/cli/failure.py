@@ -81,6 +81,9 @@ def _misused(error: Any, program: str) -> int:
 
 def _unexpected(error: Exception) -> int:
     """An error that nobody foresaw: one line for people, the traceback in a file."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "database or disk is full" in str(error):
+        told = "this computer's disk is full: what jobs do cannot be written down here, though they go on"
+        return report(told, "make some room, then the same again; broker check says where the state folder is", 1)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     text = "".join(traceback.format_exception(error))
     where = _write(f"crash-{stamp}-{os.getpid()}.txt", text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +124,19 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(cli: Cli) -> None:
     assert "Traceback" in written.read_text(encoding="utf-8")
     assert written.stat().st_mode & 0o077 == 0
     (cli.state / "jobs.db").rmdir()
+
+
+def test_a_full_disk_is_said_as_such(cli: Cli) -> None:
+    assert "no job is active" in cli("ps").stderr
+    with contextlib.closing(sqlite3.connect(cli.state / "jobs.db")) as database:
+        full = "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+        database.execute(f"CREATE TRIGGER full BEFORE INSERT ON spotbroker_jobs {full}")
+        assert (
+            cli("run", "quickstart", "-y", "-d", code=1)
+            .stderr.splitlines()[-2]
+            .startswith("error: this computer's disk")
+        )
+        database.execute("DROP TRIGGER full")
 
 
 def test_init_lists_and_copies(cli: Cli) -> None:

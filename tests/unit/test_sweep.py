@@ -80,12 +80,19 @@ def test_a_job_that_has_nothing_unseen_there_hears_nothing(stage: Stage) -> None
 
 
 def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(stage: Stage) -> None:
+    """Also where it cannot be written down at first, since the disk is full: whoever asks goes on asking."""
     job = stage.submit()
     stage.run(job, until=lambda: stage.state(job).launched == 1)
     stage.cloud.script("instances", *[NO_KEY] * 1000)
+    full = "BEFORE INSERT ON spotbroker_events BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+    with stage.world.store.engine.begin() as database:
+        database.exec_driver_sql(f"CREATE TRIGGER full {full}")
     watcher = Watcher(stage.world)
     try:
         watcher.follow(followed(stage, job))
+        assert wait_for(lambda: len(stage.cloud._scripts["instances"]) < 996, 10.0)
+        with stage.world.store.engine.begin() as database:
+            database.exec_driver_sql("DROP TRIGGER full")
         assert wait_for(lambda: bool(warnings(job)), 10.0)
     finally:
         watcher.close()
