@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,12 +33,14 @@ UNLISTED = 600.0  # seconds after which a machine that its own account does not 
 class Accounts:
     """folder: `STATE/PROVIDER`. owner: asks the vendor whose the key is; empty or a BrokerError where it does not say.
 
-    What cannot be written is not kept, and then a change of keys is not noticed: no launch fails for that.
+    noted: machines that are known to be written down as this account's. What cannot be written is not kept, and then a
+    change of keys is not noticed: no launch fails for that.
     """
 
     folder: Path
     key: Key | None
     owner: Callable[[], str]
+    noted: set[str] = field(default_factory=set)
 
     @property
     def digest(self) -> str:
@@ -55,8 +57,11 @@ class Accounts:
         shown = list(found)
         own = {self._place(instance.id).name for instance in shown}
         for instance in shown:
-            if instance.state in LASTING and self._read(self._place(instance.id))[0] != self.digest:
+            if instance.state not in LASTING or instance.id in self.noted:
+                continue
+            if self._read(self._place(instance.id))[0] != self.digest:
                 self._note(instance)
+            self.noted.add(instance.id)
         with contextlib.suppress(OSError):
             for path in (self.folder / "rented").iterdir():
                 digest, unlisted = ("", None) if path.name in own else self._read(path)
@@ -84,6 +89,7 @@ class Accounts:
         """The vendor has accepted its end."""
         with contextlib.suppress(OSError):
             self._place(instance.id).unlink(missing_ok=True)
+        self.noted.discard(instance.id)
 
     def _mine(self, digest: str) -> bool:
         """Is a key of that digest of the account whose key is in use?"""
