@@ -36,7 +36,7 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
             enough = f"{ceil(100 * finish.total) / 100:.2f}"
             word = f"more than that; budget: {enough} would do" if finish.total > plan.task.budget else "within it"
             text += f"; finishing is expected to cost {money(finish.total)}, {word}"
-        lines.append(("budget", text))
+        lines.append(("budget", text + _plan_b(plan)))
     if (keep := plan.task.keep_on_failure) is not None and offer is not None:
         long, most = duration(keep.lasts(offer.hourly)), money(keep.costs(offer.hourly))
         lines.append(("on failure", f"the machine is kept for {long}, which costs {most} USD at most"))
@@ -51,3 +51,17 @@ def limit_lines(plan: Plan) -> list[tuple[str, str]]:
     if plan.unattended:
         lines.append(("unattended", plan.unattended))
     return lines
+
+
+def _plan_b(plan: Plan) -> str:
+    """That a budget does not pay for what would hold the deadline where spot does not come, where that is so."""
+    from broker.offer import Market
+    from broker.policy.decision import money
+
+    offer, budget = plan.decision.offer, plan.task.budget
+    if plan.deadline is None or budget is None or offer is None or offer.market is not Market.SPOT:
+        return ""
+    steady = [c.finish.total for c in plan.decision.ranked if c.finish and c.offer.market is Market.ON_DEMAND]
+    if not steady or min(steady) <= budget:
+        return ""
+    return f"; all of it on demand would cost {money(min(steady))}, more than that, so that the deadline hangs on spot"
