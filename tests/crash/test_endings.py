@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,29 +47,36 @@ pathlib.Path("out/total.txt").write_text("55")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["notice", "sigterm", "kill", "stop"])
-def test_nothing_outlives_its_placement(tmp_path: Path, how: str) -> None:
+def test_nothing_outlives_its_placement(tmp_path: Path) -> None:
     """A daemon in a session and without an environment of its own, that heeds no signal, dies with its placement."""
     site = Site(tmp_path, limits={"grace": 2.0})
     (site.work / "escape.py").write_text((HERE / "escape.py").read_text())
-    job = site.submit(site.task("escape", run=f"exec {sys.executable} escape.py", max_moves=2))
+    ways = {"notice": ("aws", 3.0), "sigterm": ("runpod", 3.0), "kill": ("vast", None), "stop": None}
+    jobs = {how: site.submit(site.task(how, run=f"exec {sys.executable} escape.py", max_moves=2)) for how in ways}
+    ends_at = {}
     with site.up():
-        machine = site.machine(job, 1)
-        wait_for(lambda: site.of("escape", "daemon", 1), "the daemon")
-        if how != "stop":
-            notice, seconds = {"notice": ("aws", 3.0), "sigterm": ("runpod", 3.0), "kill": ("vast", None)}[how]
-            asked = time.time()
-            word = take_back(site.root, machine.id, notice, seconds=seconds)
-            ends_at = word.ends_at if word and word.ends_at else asked + (seconds or 1.0)
-            wait_for(lambda: site.of("escape", "daemon", 2), "the next one's daemon", 60, lambda: site.story(job))
-            last = max(line["at"] for line in site.trace("escape") if line["generation"] == 1)
-            assert last <= ends_at + 0.2
-            assert last < min(line["at"] for line in site.trace("escape") if line["generation"] == 2)
-        job.stop(now=how == "kill")
-        site.done(job)
-    assert (job.status, job.exit_code) == ("stopped", 103), site.story(job)
+        for how, job in jobs.items():
+            machine = site.machine(job, 1)
+            wait_for(lambda how=how: site.of(how, "daemon", 1), "the daemon")
+            if ways[how] is not None:
+                notice, seconds = ways[how]
+                asked = time.time()
+                word = take_back(site.root, machine.id, notice, seconds=seconds)
+                ends_at[how] = word.ends_at if word and word.ends_at else asked + (seconds or 1.0)
+        for how, end in ends_at.items():
+            tell = lambda job=jobs[how]: site.story(job)  # noqa: E731
+            wait_for(lambda how=how: site.of(how, "daemon", 2), "the next one's daemon", 60, tell)
+            last = max(line["at"] for line in site.trace(how) if line["generation"] == 1)
+            assert last <= end + 0.2
+            assert last < min(line["at"] for line in site.trace(how) if line["generation"] == 2)
+        for how, job in jobs.items():
+            job.stop(now=how == "kill")
+        for job in jobs.values():
+            site.done(job)
+            assert (job.status, job.exit_code) == ("stopped", 103), site.story(job)
     assert not marked(site.root)
-    assert not grows(site.folder / "escape.trace")
+    for how in jobs:
+        assert not grows(site.folder / f"{how}.trace")
     site.close()
 
 
@@ -79,26 +87,24 @@ def grows(file: Path) -> bool:
     return file.stat().st_size > size
 
 
-def test_a_failure_is_not_relaunched(site: Site) -> None:
-    job = site.submit(site.task("fails", run="echo no; exit 1"))
+@pytest.mark.slow
+def test_what_is_no_preemption_moves_nothing(site: Site) -> None:
+    """A program that fails, or that somebody kills, or the kernel for memory; a machine that its owner ends."""
+    fails = site.submit(site.task("fails", run="echo no; exit 1"))
+    killed, ended = (site.submit(site.task(name, steps=10_000)) for name in ("killed", "ended"))
     with site.up():
-        site.done(job)
-    assert (job.status, job.exit_code) == ("failed", 100)
-    assert "exit 1" in job.message
-    assert len(job.placements()) == 1
-
-
-def test_killed_on_a_living_machine_is_a_failure(site: Site) -> None:
-    """137 is no preemption: somebody killed the program, or the kernel did for memory."""
-    job = site.submit(site.task("count", steps=1000))
-    with site.up():
-        site.event(job, "snapshot", 1)
-        os.kill(site.of("count", "start")[0]["pid"], signal.SIGKILL)
-        site.done(job)
-    assert (job.status, job.exit_code) == ("failed", 100)
-    assert "137" in job.message
-    assert "killed" in job.message
-    assert len(job.placements()) == 1
+        site.event(killed, "snapshot", 1)
+        os.kill(site.of("killed", "start")[0]["pid"], signal.SIGKILL)
+        site.event(ended, "snapshot", 1)
+        delete_by_hand(site.root, site.machine(ended, 1).id)
+        for job in site.jobs:
+            site.done(job)
+    assert [(job.status, job.exit_code) for job in site.jobs] == [("failed", 100), ("failed", 100), ("stopped", 103)]
+    assert "exit 1" in fails.message
+    assert "137" in killed.message
+    assert "killed" in killed.message
+    assert "by hand" in ended.message
+    assert [len(job.placements()) for job in site.jobs] == [1, 1, 1]
 
 
 @pytest.mark.slow
@@ -116,63 +122,59 @@ def test_taken_back_between_the_last_step_and_the_outputs(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("notice", ["aws", "vast"])
-def test_preempted_during_setup(site: Site, notice: str) -> None:
+def test_preempted_during_setup(site: Site) -> None:
     """Setup runs again on the next machine; it counts as a move and as no restart."""
-    setup = 'echo "$BROKER_GENERATION" >>"$FOLDER/setups"; while [ ! -e "$FOLDER/go" ]; do sleep 0.1; done'
-    task = site.task("count", steps=30, setup=setup)
-    job = site.submit(site.task("count", setup=setup, envs={**task.envs, "STEPS": "30", "FOLDER": str(site.folder)}))
+    setup = 'echo "$BROKER_GENERATION" >>"$FOLDER/$BROKER_JOB"; while [ ! -e "$FOLDER/go" ]; do sleep 0.1; done'
+    for notice in ("aws", "vast"):
+        task = site.task(notice, steps=30, setup=setup)
+        site.submit(replace(task, envs={**task.envs, "FOLDER": str(site.folder)}))
     with site.up():
-        site.event(job, "setup", 1)
-        take_back(site.root, site.machine(job, 1).id, notice, seconds=3.0 if notice == "aws" else None)
-        site.event(job, "setup", 2)
+        for job in site.jobs:
+            site.event(job, "setup", 1)
+            seconds = 3.0 if job.name == "aws" else None
+            take_back(site.root, site.machine(job, 1).id, job.name, seconds=seconds)
+        for job in site.jobs:
+            site.event(job, "setup", 2)
         (site.folder / "go").touch()
-        site.done(job)
-    assert (site.folder / "setups").read_text().split() == ["1", "2"]
-    assert [line["generation"] for line in site.of("count", "start")] == [2]
-    state = job.row.state or {}
-    assert (state["moves"], state["restarts"]) == (1, 0)
+        for job in site.jobs:
+            site.done(job)
+    for job in site.jobs:
+        assert (site.folder / job.id).read_text().split() == ["1", "2"]
+        assert [line["generation"] for line in site.of(job.name, "start")] == [2]
+        state = job.row.state or {}
+        assert (state["moves"], state["restarts"]) == (1, 0)
     site.audit(lost_at_most=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("always", [False, True], ids=["newest", "every"])
-def test_a_resume_that_fails_at_once(site: Site, always: bool) -> None:
+def test_a_resume_that_fails_at_once(site: Site) -> None:
     """The same snapshot once more, then the one before it; then the failure is the program's."""
-    task = site.task("count", steps=200, pause=0.03)
-    envs = {**task.envs, "FOLDER": str(site.folder), "ALWAYS": "1" if always else ""}
-    job = site.submit(site.task("count", run=POISONED, envs=envs))
+    for name in ("newest", "every"):
+        task = site.task(name, run=POISONED, steps=200, pause=0.03)
+        envs = {"FOLDER": str(site.folder / f"of-{name}"), "ALWAYS": "1" if name == "every" else ""}
+        (site.folder / f"of-{name}").mkdir()
+        site.submit(replace(task, envs={**task.envs, **envs}))
+    every = site.jobs[1]
     with site.up():
-        wait_for(lambda: (job.placements() or [None])[0] and snapshots(site, job) >= 3, "three snapshots")
-        take_back(site.root, site.machine(job, 1).id, "vast")
-        site.done(job)
-    tried = (site.folder / "tried").read_text().splitlines()
-    assert tried[0] == tried[1] != tried[2]
-    assert len(tried) == 3
-    assert len(job.placements()) == 2
-    if always:
-        assert (job.status, job.exit_code) == ("failed", 100)
-        assert "exit 3" in job.message
-        assert "the snapshot before it" in job.message
-    else:
-        site.audit(lost_at_most=100)
+        for job in site.jobs:
+            wait_for(lambda job=job: job.placements() and snapshots(site, job) >= 3, "three snapshots")
+            take_back(site.root, site.machine(job, 1).id, "vast")
+        for job in site.jobs:
+            site.done(job)
+    for job in site.jobs:
+        tried = (site.folder / f"of-{job.name}" / "tried").read_text().splitlines()
+        assert tried[0] == tried[1] != tried[2]
+        assert len(tried) == 3
+        assert len(job.placements()) == 2
+    assert (every.status, every.exit_code) == ("failed", 100)
+    assert "exit 3" in every.message
+    assert "the snapshot before it" in every.message
+    site.jobs.remove(every)
+    site.audit(lost_at_most=100)
 
 
 def snapshots(site: Site, job: Job) -> int:
     return len(job.home.list(JobKeys(job.id).manifests(1)))
-
-
-@pytest.mark.slow
-def test_a_machine_ended_by_hand(site: Site) -> None:
-    """Whoever ends a machine in the console wants it ended: the job stops, and says so."""
-    job = site.submit(site.task("count", steps=1000))
-    with site.up():
-        site.event(job, "snapshot", 1)
-        delete_by_hand(site.root, site.machine(job, 1).id)
-        site.done(job)
-    assert (job.status, job.exit_code) == ("stopped", 103)
-    assert "by hand" in job.message
-    assert len(job.placements()) == 1
 
 
 @pytest.mark.slow

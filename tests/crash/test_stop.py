@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from crash.harness import Site, saved, wait_for
@@ -12,31 +13,25 @@ from broker_local.cloud import clear, fail_after_create, hide_for
 
 
 @pytest.mark.slow
-def test_stop_saves_and_ends(site: Site) -> None:
-    job = site.submit(site.task("count", steps=1000))
+def test_stop_saves_and_ends_and_stop_now_does_not_wait(site: Site) -> None:
+    saves, at_once = (site.task(name, steps=10_000) for name in ("saves", "at-once"))
+    job = site.submit(saves)
+    stubborn = site.submit(replace(at_once, envs={**at_once.envs, "STUBBORN": "1"}))
     with site.up():
         site.event(job, "snapshot", 1)
         job.stop()
         site.done(job)
+        site.event(stubborn, "snapshot", 1)
+        asked = time.monotonic()
+        stubborn.stop(now=True)
+        site.done(stubborn)
+        assert time.monotonic() - asked < 8
     assert (job.status, job.exit_code) == ("stopped", 103)
-    last = site.of("count", "saved", 1)[0]["step"]
-    assert saved(job.home, job, 1)[1] == last
+    assert saved(job.home, job, 1)[1] == site.of("saves", "saved", 1)[0]["step"]
     with pytest.raises(JobStopped):
         job.check()
+    assert stubborn.exit_code == 103
     assert not site.machines()
-
-
-@pytest.mark.slow
-def test_stop_now_does_not_wait(site: Site) -> None:
-    envs = site.task("count", steps=1000).envs
-    job = site.submit(site.task("count", envs={**envs, "STUBBORN": "1"}))
-    with site.up():
-        site.event(job, "snapshot", 1)
-        asked = time.monotonic()
-        job.stop(now=True)
-        site.done(job)
-        assert time.monotonic() - asked < 8
-    assert job.exit_code == 103
 
 
 @pytest.mark.slow
