@@ -30,6 +30,8 @@ from broker.world import World
 NOTHING = "nothing is to be had"
 ASKED_AGAIN = 4
 WAIT_FIRST, WAIT_LONGEST = 30.0, 600.0
+REOPENED = 6
+"""Waits in a row after which a provider that refused the account is asked again."""
 LOSSES = {
     "notice": "a notice",
     "moved": "a notice",
@@ -191,6 +193,8 @@ def _nothing(state: JobState, decision: Decision, due: Due | None, world: World)
         once=f"{state.generation} {decision.timing.why}" if decision.timing else None,
     )
     times = 0 if decision.waits else state.waits + 1
+    if times and times % REOPENED == 0:
+        state = replace(state, memory=Memory.from_json(state.memory).reopened().to_json())
     return state.to("watch", not_before=at, then="pick", waits=times, spotless=decision.spotless)
 
 

@@ -100,6 +100,10 @@ class Memory:
         """After a launch that was accepted: the row of unknown refusals is broken."""
         return replace(self, unknown=0, unknown_text="") if self.unknown else self
 
+    def reopened(self) -> Memory:
+        """For a job that nothing else is left for: a key, or an account's credit, may have been mended meanwhile."""
+        return replace(self, blocked={scope: b for scope, b in self.blocked.items() if b.until is not None})
+
     def _cool(self, offer: Offer, why: str, now: float, rest: float, *, retry: float = FIRST_RETRY) -> Memory:
         kept = {key: c for key, c in self.cooldowns.items() if c.until + LONGEST > now}
         times = kept[offer.key].times + 1 if offer.key in kept else 1

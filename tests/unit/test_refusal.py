@@ -84,6 +84,20 @@ def test_launches_are_read_so() -> None:
     assert told.value.code == "409"
 
 
+def test_a_job_goes_on_once_its_account_has_credit_again(tmp_path: Path) -> None:
+    """It waits anyway, so it asks again now and then; one that never had a machine ends at once."""
+    stage = Stage(tmp_path, [offer("b1", Market.ON_DEMAND)], restart=60.0, work=600.0)
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    stage.cloud.script("launch", *[AuthFailed("no credit", provider="fake", code="credit")] * 3)
+    stage.cloud.take_back("i-0001")
+    assert stage.run(job, steps=500).status == "succeeded", stage.story(job)
+    assert 3600 < stage.clock() - START < 2 * 3600
+    stage.cloud.script("launch", AuthFailed("no credit", provider="fake", code="credit"))
+    assert stage.run(stage.submit(), steps=500).status == "unavailable"
+    stage.close()
+
+
 def test_a_quota_that_closes_all_ends_the_job_at_once_and_says_how_to_ask(tmp_path: Path) -> None:
     """Case 19: it does not go away by waiting. One call, and its code is said once."""
     stage = Stage(tmp_path, [offer("a1"), offer("a2"), offer("b1", Market.ON_DEMAND)], restart=60.0)
