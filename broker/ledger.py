@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from broker.report import on_demand_prices
@@ -131,9 +131,10 @@ def _parts(row: JobRow, provider: str, by: By, start: float, end: float) -> Iter
         yield (row.id if by == "job" else provider), start, end
         return
     while True:
-        local = time.localtime(start)
-        midnight = time.mktime((local.tm_year, local.tm_mon, local.tm_mday + 1, 0, 0, 0, 0, 0, -1))
-        yield time.strftime("%Y-%m-%d", local), start, min(end, midnight)
+        day = datetime.fromtimestamp(start).astimezone().date()
+        # Where clocks jump over it, the day begins an hour late, whatever `mktime` of this system makes of that.
+        midnight = datetime.combine(day + timedelta(days=1), datetime.min.time()).timestamp()
+        yield day.isoformat(), start, min(end, midnight)
         if end <= midnight:
             return
         start = midnight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -72,6 +73,34 @@ def test_a_night_is_split_at_midnight() -> None:
     assert (second.what, second.hours) == ("2026-03-29", 1.5)
     assert first.spent + second.spent == pytest.approx(3.5 * 0.5)
     assert [line.machines for line in (first, second)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("tz", "day", "hours"),
+    [
+        ("America/Havana", "2027-03-14", 23),  # which has no midnight
+        ("America/Havana", "2026-11-01", 25),  # which has two
+        ("Asia/Beirut", "2027-03-28", 23),
+        ("America/Santiago", "2027-04-03", 25),  # the hour before midnight comes twice
+        ("Australia/Lord_Howe", "2026-10-04", 23.5),
+        ("Asia/Kathmandu", "2026-10-04", 24),
+    ],
+)
+def test_days_have_the_hours_that_their_clocks_give_them(
+    monkeypatch: pytest.MonkeyPatch, tz: str, day: str, hours: float
+) -> None:
+    monkeypatch.setenv("TZ", tz)
+    time.tzset()
+    try:
+        begin = datetime.fromisoformat(f"{day}T12:00").timestamp() - 36 * HOUR
+        lines = ledger([(job("a"), [placement("a", 1, begin, 72)])], by="day", now=begin + 99 * HOUR)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert {line.what: line.hours for line in lines}[day] == hours
+    assert [line.what for line in lines] == sorted({line.what for line in lines})
+    assert total(lines).hours == 72
+    assert total(lines).spent == 36.0
 
 
 def test_hours_before_since_do_not_count() -> None:
