@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -23,9 +23,10 @@ from urllib.parse import quote
 from broker.errors import AuthFailed, BrokerError
 from broker.keys import Key
 from broker.offer import Market
-from broker.provider import Instance, State
+from broker.provider import Finding, Instance, State
 
 LASTING = (State.PENDING, State.RUNNING, State.STOPPED)
+ANOTHER = "was rented by another account than that of the key in use, and may go on being billed"
 UNLISTED = 600.0  # seconds after which a machine that its own account does not list is forgotten
 
 
@@ -62,16 +63,14 @@ class Accounts:
             if self._read(self._place(instance.id))[0] != self.digest:
                 self._note(instance)
             self.noted.add(instance.id)
-        with contextlib.suppress(OSError):
-            for path in (self.folder / "rented").iterdir():
-                digest, unlisted = ("", None) if path.name in own else self._read(path)
-                if unlisted is None:
-                    continue
-                if not self._mine(digest):
-                    shown.append(unlisted)
-                elif path.stat().st_mtime < time.time() - UNLISTED:
-                    path.unlink(missing_ok=True)
-        return shown
+        return [*shown, *(stranger for stranger, _ in self._strangers(own))]
+
+    def findings(self) -> list[Finding]:
+        """For `broker check`: the machines of other accounts; none where there are none."""
+        return [
+            Finding(f"machine {one.id}", ok=False, found=f"{ANOTHER}, at {one.hourly:.4f} USD/h", fix=_back(path))
+            for one, path in self._strangers(None)
+        ]
 
     def reach(self, instance: Instance) -> None:
         """May the key in use end this machine? Raises AuthFailed where another account has rented it."""
@@ -79,10 +78,7 @@ class Accounts:
         digest, known = self._read(path)
         if known is not None and not self._mine(digest):
             raise AuthFailed(
-                f"{instance.id} was rented by another account than that of the key in use, and may go on being billed",
-                provider=instance.provider,
-                code="another account",
-                fix=f"use that account's key again; if the machine is gone there, delete {path}",
+                f"{instance.id} {ANOTHER}", provider=instance.provider, code="another account", fix=_back(path)
             )
 
     def ended(self, instance: Instance) -> None:
@@ -90,6 +86,30 @@ class Accounts:
         with contextlib.suppress(OSError):
             self._place(instance.id).unlink(missing_ok=True)
         self.noted.discard(instance.id)
+
+    def _strangers(self, own: Collection[str] | None) -> Iterator[tuple[Instance, Path]]:
+        """What other accounts have rented, and where that is written.
+
+        own: the names of what the key in use lists; what it should list and does not is forgotten after a while. None
+        where nothing was listed.
+        """
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):
+            paths = sorted((self.folder / "rented").iterdir())
+        for path in paths:
+            digest, found = ("", None) if path.name in (own or ()) else self._read(path)
+            if found is None:
+                continue
+            if not self._mine(digest):
+                yield found, path
+            elif own is not None:
+                self._forget(path, found)
+
+    def _forget(self, path: Path, unlisted: Instance) -> None:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - UNLISTED:
+                path.unlink(missing_ok=True)
+                self.noted.discard(unlisted.id)
 
     def _mine(self, digest: str) -> bool:
         """Is a key of that digest of the account whose key is in use?"""
@@ -125,6 +145,10 @@ class Accounts:
             known = {"state": State.RUNNING, "market": Market(told["market"]), "cause": None, "ended_at": None}
             return str(found["key"]), Instance(**{**told, **known})
         return "", None
+
+
+def _back(path: Path) -> str:
+    return f"use that account's key again; if the machine is gone there, delete {path}"
 
 
 def _text(path: Path) -> str:

@@ -137,7 +137,7 @@ class LambdaProvider:
         found.append(self._finding("instances", lambda: f"{len(self.api.instances())} listed"))
         found.append(self._finding("ssh key", self._told_ssh_key))
         nothing = "nothing ends a machine but a live broker: keep one running (`broker up`)"
-        return [*found, Finding("end of machines", ok=True, found=nothing)]
+        return [*found, Finding("end of machines", ok=True, found=nothing), *self.accounts.findings()]
 
     def _ssh_key(self) -> str:
         """Exactly one must be named. Ours is made at first need; nobody keeps its private half, so nobody logs in."""

@@ -168,7 +168,7 @@ class RunPodProvider:
             found.append(self._finding("network volume", self._told_mount))
         gone = self._spot_is_gone()
         found.append(Finding("spot pods", ok=not gone, found=gone or "not refused by the API so far"))
-        return found
+        return found + self.accounts.findings()
 
     # Offers
 

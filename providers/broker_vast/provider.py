@@ -179,6 +179,7 @@ class VastProvider:
             Finding("key", ok=True, found=f"from {self.key.source}"),
             self._found("account", self._owner),
             self._found("search", self._named),
+            *self.accounts.findings(),
         ]
 
     def _owner(self) -> str:

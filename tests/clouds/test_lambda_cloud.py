@@ -384,6 +384,8 @@ def test_the_list_of_another_account_ends_no_machine(
         assert (still.id, still.state, still.tags) == (instance.id, State.RUNNING, instance.tags)
         with pytest.raises(AuthFailed, match="another account"):
             stranger.terminate(still)
+        (told,) = [finding for finding in stranger.check() if instance.id in finding.what]
+        assert (told.ok, "may go on being billed" in told.found) == (False, True)
     finally:
         other.close()
     assert len(cloud.live()) == 1

@@ -444,6 +444,8 @@ def test_the_list_of_another_account_ends_no_pod(cloud: RunPod, provider: RunPod
         assert (still.id, still.state, still.tags) == (instance.id, State.RUNNING, instance.tags)
         with pytest.raises(AuthFailed, match="another account"):
             stranger.terminate(still)
+        (told,) = [finding for finding in stranger.check() if instance.id in finding.what]
+        assert (told.ok, "may go on being billed" in told.found) == (False, True)
     finally:
         other.close()
     cloud.keys = {"rpa_RENEWED"}

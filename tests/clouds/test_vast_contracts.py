@@ -135,6 +135,8 @@ def test_the_list_of_another_account_ends_no_machine(vast: Stage) -> None:
         assert (still.id, still.state, still.tags) == (instance.id, State.RUNNING, instance.tags)
         with pytest.raises(AuthFailed, match="another account") as caught:
             stranger.terminate(still)
+        (told,) = [finding for finding in stranger.check() if instance.id in finding.what]
+        assert (told.ok, "may go on being billed" in told.found) == (False, True)
         assert str(vast.state / "vast" / "rented" / instance.id) in caught.value.fix
     assert list(vast.account.contracts) == [int(instance.id)]
     vast.provider().terminate(instance)
