@@ -158,7 +158,8 @@ def saving(offer: Offer, usual: Mapping[str, float]) -> str:
     price = usual.get(offer.key.rpartition("/")[0], offer.extra.get("on_demand"))
     if offer.market is not Market.SPOT or not isinstance(price, int | float) or price <= 0:
         return ""
-    return f"{1 - offer.hourly / (price + offer.hourly - offer.price):.0%}"
+    share = 1 - offer.hourly / (price + offer.hourly - offer.price)
+    return f"{round(share, 2) + 0.0:.0%}"  # a tie is 0%, and not -0%
 
 
 def price_parts(offers: Sequence[Offer]) -> dict[str, Callable[[Offer], float]]:

@@ -15,6 +15,7 @@ from broker_aws.account import Account
 from broker_aws.offers import Catalogue
 from broker_aws.paging import pages
 from broker_aws.refusals import translated
+from broker_aws.rights import rights
 from broker_aws.settings import Settings
 
 SKEW = 120.0  # seconds that this computer's clock may be off; AWS refuses signatures from 300 on
@@ -37,6 +38,8 @@ def check(account: Account, catalogue: Catalogue, settings: Settings) -> list[Fi
     found.append(
         Finding("regions", bool(wanted) and not lost, f"{len(wanted)} of {len(regions)} enabled are used", fix)
     )
+    for region in wanted[:1]:
+        found += rights(account, account.home_region if account.home_region in wanted else region)
     found += _quotas(account, wanted)
     found += _prices(account, catalogue)
     found += _networks(account, catalogue, settings, wanted)

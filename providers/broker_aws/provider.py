@@ -138,7 +138,7 @@ class AwsProvider:
         return shell(self.account, instance)
 
     def check(self) -> Sequence[Finding]:
-        """Identity, clock, regions, quotas, prices and images, without renting anything."""
+        """Identity, clock, regions, rights, quotas, prices and networks, without renting anything."""
         return checking.check(self.account, self.catalogue, self.settings)
 
     def identify(self, name: str, policy: Mapping[str, Any], *, make: bool) -> Sequence[Finding]:

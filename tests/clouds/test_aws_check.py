@@ -24,7 +24,7 @@ def found(provider: AwsProvider) -> dict[str, Finding]:
 def test_all_is_well(provider: AwsProvider) -> None:
     seen = found(provider)
     assert all(one.ok for one in seen.values()), seen
-    assert seen.keys() >= {"identity", "clock", "regions", "price list", "networks"}
+    assert seen.keys() >= {"identity", "clock", "regions", "rights", "price list", "networks"}
     assert "arn:aws:" in seen["identity"].found
     assert seen["regions"].found == "2 of 2 enabled are used"
     assert len([what for what in seen if what.startswith("quota: ")]) == 7
@@ -33,7 +33,10 @@ def test_all_is_well(provider: AwsProvider) -> None:
 def test_nothing_is_rented(aws: Aws, provider: AwsProvider) -> None:
     found(provider)
     assert not aws.world.charges
-    assert not {name for name in aws.world.counted() if not name.split(":")[1].startswith(("Describe", "Get", "List"))}
+    reads = ("Describe", "Get", "List")
+    real = [name for _, _, name, told in aws.world.calls if told.get("DryRun") != "true" and not name.startswith(reads)]
+    assert not real
+    assert aws.world.sent("RunInstances")
 
 
 def test_a_new_account_has_no_spot_quota(aws: Aws, provider: AwsProvider) -> None:
@@ -63,6 +66,29 @@ def test_rights_that_are_missing_are_named_one_by_one(aws: Aws, provider: AwsPro
     seen = found(provider)
     assert {what for what, one in seen.items() if not one.ok} == {"quotas", "price list", "networks"}
     assert all("README.md" in seen[what].fix for what in ("quotas", "price list", "networks"))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "DescribeInstanceTypes",
+        "DescribeInstanceTypeOfferings",
+        "DescribeSpotPriceHistory",
+        "DescribeImages",
+        "DescribeSpotInstanceRequests",
+        "DescribeLaunchTemplates",
+        "CreateLaunchTemplate",
+        "CreateFleet",
+        "RunInstances",
+    ],
+)
+def test_a_right_to_look_or_to_rent_that_is_missing_is_named(aws: Aws, action: str, aws_state: Path) -> None:
+    """Before anything is rented: EC2 says so of a dry run."""
+    aws.world.fail(action, "UnauthorizedOperation", 403)
+    seen = {one.what: one for one in AwsProvider(aws.settings(), aws_state).check()}
+    assert not seen["rights"].ok
+    assert f"ec2:{action}" in seen["rights"].found
+    assert [what for what, one in seen.items() if not one.ok] == ["rights"]
 
 
 def test_a_region_without_a_network(aws: Aws, provider: AwsProvider) -> None:

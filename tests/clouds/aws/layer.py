@@ -69,6 +69,8 @@ class Layer:
         home = request.action == "DescribeRegions" and request.region == "us-east-1"
         if request.service == "ec2" and request.region not in self.world.enabled and not home:
             return ec2_error("AuthFailure", "AWS was not able to validate the provided access credentials", 401)
+        if request.form.get("DryRun") == "true":
+            return ec2_error("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
         if request.action in LAUNCHES:
             return LAUNCHES[request.action](self.world, self.moto, request)
         if request.action in MARKET:
