@@ -518,7 +518,13 @@ def database_url(state: Path, database: str, file: str) -> str:
         if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):
             raise ConfigError("database must be a postgresql:// URL", fix="leave it out to use a file")
         return f"postgresql+psycopg://{rest}"
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"the state folder {state} cannot be made: {error.strerror or error}",
+            fix="let SPOTBROKER_STATE name a folder that can be written",
+        ) from error
     kind = filesystem(state)
     if kind in NETWORK_FILESYSTEMS:
         raise ConfigError(

@@ -107,6 +107,12 @@ def test_a_network_filesystem_is_refused(tmp_path: Path) -> None:
     assert filesystem(tmp_path / "state", mounts) == "ext4"
 
 
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    with pytest.raises(ConfigError, match="state folder .*/home/state cannot be made: Not a directory"):
+        open_store(tmp_path / "home" / "state")
+
+
 def test_a_database_must_be_postgres(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="postgresql://"):
         database_url(tmp_path, "mysql://x/y", "jobs.db")
