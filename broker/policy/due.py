@@ -65,7 +65,12 @@ def zone(offer: Offer) -> str:
 
 
 def timed(decision: Decision, wish: Wish, due: Due, now: float) -> Decision:
-    """The decision that the deadline asks for; the same offers, another first. Needs the work's hours."""
+    """The decision that the deadline asks for; the same offers, another first. Needs the work's hours.
+
+    A job that runs on spot stays there: what else there is only tells how much to bid.
+    """
+    if due.running is Choice.SPOT:
+        return decision
     prospect = wish.prospect
     assert prospect is not None
     assert prospect.hours is not None

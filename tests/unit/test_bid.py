@@ -141,13 +141,14 @@ class Bidding:
         self.changes.append((instance.id, bid))
 
 
-def test_a_machine_that_would_be_outbid_is_kept_by_a_higher_bid(stage: Stage) -> None:
+@pytest.mark.parametrize("deadline", ["", "12h"])
+def test_a_machine_that_would_be_outbid_is_kept_by_a_higher_bid(stage: Stage, deadline: str) -> None:
     """Where the bid is paid. It is raised above what the machine goes for, as long as a move costs more."""
     account = Bidding(stage)
     stage.world._providers["fake"] = account
     paid = offer("a1", extra={"pays_bid": True, "bid_floor": 0.9})
     stage.cloud.stock = [paid, *stage.cloud.stock[1:]]
-    job = stage.submit()
+    job = stage.submit(deadline=deadline)
     stage.run(job, until=lambda: stage.clock() > START + HOUR)
     assert LaunchRequest.from_json(dict(job.placements()[0].request)).bid is None  # the offer's price is bid
     live = stage.state(job).live
