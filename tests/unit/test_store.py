@@ -109,7 +109,7 @@ def test_a_network_filesystem_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    with pytest.raises(ConfigError, match="state folder .*/home/state cannot be made: Not a directory"):
+    with pytest.raises(ConfigError, match=r"state folder .*/home/state cannot be made: Not a directory"):
         open_store(tmp_path / "home" / "state")
 
 
