@@ -6,6 +6,7 @@ Whether a machine may be ended cannot be asked so: that right is for machines wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from broker.errors import AuthFailed, BrokerError
@@ -58,9 +59,9 @@ def rights(account: Account, region: str) -> Iterator[Finding]:
 
     ec2 = account.client("ec2", region)
     for action, (method, wish) in CALLS.items():
-        may(action, lambda method=method, wish=wish: getattr(ec2, method)(**wish, DryRun=True))
+        may(action, partial(getattr(ec2, method), **wish, DryRun=True))
     ssm = account.client("ssm", region)
-    found = may("ssm:GetParameters", lambda: ssm.get_parameters(Names=list(CPU_PARAMETERS)))
+    found = may("ssm:GetParameters", partial(ssm.get_parameters, Names=list(CPU_PARAMETERS)))
     images = [one["Value"] for one in found["Parameters"]] if found else []
     for ami in images[:1]:
         launch = {
@@ -70,7 +71,7 @@ def rights(account: Account, region: str) -> Iterator[Finding]:
             "MaxCount": 1,
             "TagSpecifications": [{"ResourceType": "instance", "Tags": TAGS}],
         }
-        may("ec2:RunInstances or ec2:CreateTags", lambda launch=launch: ec2.run_instances(**launch, DryRun=True))
+        may("ec2:RunInstances or ec2:CreateTags", partial(ec2.run_instances, **launch, DryRun=True))
     if missing:
         yield Finding("rights", False, f"in {region} this account may not do {', '.join(missing)}", README)
     else:
