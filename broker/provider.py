@@ -69,7 +69,8 @@ class Instance:
     """What the provider rented to us, as the provider names it.
 
     hourly: USD per hour really charged, disk included; market: what was really rented, which may differ from
-    what was asked. launched_at and ended_at: seconds since the epoch, the provider's word.
+    what was asked. launched_at and ended_at: seconds since the epoch, the provider's word. word: what the provider says
+    of a machine that failed, such as of its image, for people.
     """
 
     provider: str
@@ -85,6 +86,7 @@ class Instance:
     notice: Notice | None = None
     launched_at: float | None = None
     ended_at: float | None = None
+    word: str = ""
 
     @property
     def job(self) -> str:

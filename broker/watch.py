@@ -237,6 +237,9 @@ class Watcher:
                         changed.add(followed.job)
             self.facts.instances[name] = listed
             self.facts.listed[name] = now
+            words = [(f.job, h, word) for f in concerned for h in f.held.values() if (word := _word(h, listed))]
+        for job, held, word in words:
+            self.world.store.event(job, "warning", word, generation=held.generation, once=held.instance)
         self._wake(changed)
         self.balances.look(
             self.world.provider(name),
@@ -344,6 +347,12 @@ class Watcher:
             probed = now - facts.probed.get(home, float("-inf")) < 60.0
             want = facts.wants.get(state.job)
         return Seen(now=self.world.clock(), want=want, instances=instances, beats=beats, probed=probed)
+
+
+def _word(held: Held, listed: Mapping[str, Instance]) -> str:
+    """What a provider says of a machine of a job's that failed; empty for any other."""
+    found = listed.get(held.instance)
+    return f"{held.provider} says of {found.id}: {found.word}" if found is not None and found.word else ""
 
 
 def told(error: BaseException) -> str:

@@ -47,6 +47,7 @@ class _End:
     over: float
     cause: Cause
     state: State = State.TERMINATED
+    word: str = ""
 
 
 @dataclass(slots=True)
@@ -142,6 +143,11 @@ class FakeCloud:
         """The user stops a machine in the console: STOPPED, cause USER, its disk billed."""
         now = self.clock()
         self.rented[instance_id].ends.append(_End(now, now + self.shutdown, Cause.USER, State.STOPPED))
+
+    def fail(self, instance_id: str, word: str) -> None:
+        """The machine cannot go on, in the provider's words: STOPPED, cause FAILED."""
+        now = self.clock()
+        self.rented[instance_id].ends.append(_End(now, now, Cause.FAILED, State.STOPPED, word))
 
     def end_by_hand(self, instance_id: str) -> None:
         """The user terminates a machine in the console: TERMINATED, cause USER."""
@@ -301,6 +307,7 @@ class FakeCloud:
             notice=machine.notice,
             launched_at=machine.at,
             ended_at=end.over if end is not None and over and end.state is State.TERMINATED else None,
+            word=end.word if end is not None and over else "",
         )
 
 

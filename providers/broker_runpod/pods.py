@@ -164,6 +164,7 @@ def _instance(pod_id: str, rest: Mapping[str, Any], graph: Mapping[str, Any]) ->
         cause=cause,
         launched_at=_iso(rest.get("createdAt")),
         ended_at=_date(word) if state in OVER else None,
+        word=word or str(rest.get("status")) if cause is Cause.FAILED else "",
     )
 
 

@@ -18,6 +18,7 @@ from broker_vast.api import NAME
 from broker_vast.label import decode
 from broker_vast.offers import card_name, region_of, type_of, zone_of
 
+MESSAGE = 300  # characters of a message that are told on
 BROKEN = ("oci runtime create failed", "error response from daemon")  # in status_msg: it will never start
 
 
@@ -48,6 +49,7 @@ def instance_of(
         cause=cause,
         launched_at=_number(row, "start_date") or None,
         ended_at=_ended(row, destroyed_at, now) if state is State.TERMINATED else None,
+        word=_word(row) if cause is Cause.FAILED else "",
     )
 
 
@@ -97,6 +99,13 @@ def _why(row: Mapping[str, Any], now: float, paid: Callable[[], bool | None]) ->
     if not credit:
         return Cause.FAILED
     return Cause.PREEMPTED if row.get("is_bid") else Cause.USER
+
+
+def _word(row: Mapping[str, Any]) -> str:
+    """Why a contract failed: Vast's own message, such as of an image that cannot be had."""
+    if at_rest(row):
+        return "the account has no credit left"
+    return str(row.get("status_msg") or "its container has ended").strip()[:MESSAGE]
 
 
 def _ended(row: Mapping[str, Any], destroyed_at: float | None, now: float) -> float | None:

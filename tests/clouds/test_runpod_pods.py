@@ -488,6 +488,7 @@ def test_causes_are_runpods_own_words(cloud: RunPod, provider: RunPodProvider, w
     assert found is not None
     assert (found.state, found.cause) == (State.STOPPED, cause)
     assert found.ended_at == (1720811680.0 if "15:14:40" in word else None)
+    assert found.word == (word if cause is Cause.FAILED else "")
 
 
 def test_an_outbid_pod_that_was_terminated_is_a_preemption_too(cloud: RunPod, provider: RunPodProvider) -> None:

@@ -194,6 +194,27 @@ def test_every_word_for_a_state(vast: Stage, words: dict[str, Any], state: State
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"actual_status": "loading", "status_msg": " Error response from daemon: pull access denied for me/private\n"},
+         "Error response from daemon: pull access denied for me/private"),
+        ({"actual_status": "exited", "status_msg": None}, "its container has ended"),
+        ({"actual_status": "exited", "status_msg": "x" * 999}, "x" * 300),
+        ({"actual_status": "running", "status_msg": "success"}, ""),
+        ({"actual_status": "stopped", "cur_state": "stopped"}, ""),
+    ],
+)  # fmt: skip
+def test_why_a_contract_failed_is_told_in_vasts_words(vast: Stage, words: dict[str, Any], told: str) -> None:
+    rent(vast)
+    (contract,) = vast.account.contracts.values()
+    contract.frozen_words = words
+    assert seen(vast).word == told
+    contract.frozen_words = {}
+    vast.account.credit = 0.0
+    assert seen(vast).word == "the account has no credit left"
+
+
+@pytest.mark.parametrize(
     ("market", "what", "cause"),
     [
         (Market.SPOT, "outbid", Cause.PREEMPTED),

@@ -101,6 +101,21 @@ def test_a_running_job_hears_that_its_provider_cannot_be_asked_and_what_to_do(st
     assert "broker check fake takes a key" in text
 
 
+def test_what_a_provider_says_of_a_machine_that_failed_is_told(stage: Stage) -> None:
+    """Whoever's image cannot be had reads that, and not that three machines ended before their first beat."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    (machine,) = stage.cloud.rented
+    stage.cloud.fail(machine, "Error response from daemon: pull access denied for me/private")
+    watcher = Watcher(stage.world)
+    try:
+        watcher.follow(followed(stage, job))
+        assert wait_for(lambda: bool(warnings(job)), 10.0)
+    finally:
+        watcher.close()
+    assert warnings(job) == [f"fake says of {machine}: Error response from daemon: pull access denied for me/private"]
+
+
 def test_a_home_that_is_away_when_its_broker_starts_is_heard_once_it_is_there(stage: Stage, tmp_path: Path) -> None:
     job = stage.submit()
     stage.run(job, until=lambda: stage.state(job).live is not None)
