@@ -61,10 +61,15 @@ def test_a_job_goes_back_to_spot_and_works_on_until_the_new_machine_is_ready(sit
     job = site.submit(site.task("returns", steps=2000, pause=0.02, setup="sleep 2", work=Work(hours=1.0)))
     with site.up():
         site.event(job, "weighed", timeout=90.0)
-        site.done(job, 120.0)
-    site.audit(lost_at_most=10)
+        wait_for(lambda: len({line["generation"] for line in site.of("returns", "start")}) > 1, "the move", 90.0)
+        job.stop(now=True)
+        site.done(job)
     rows = [row for row in job.placements() if row.instance]
     assert [row.market for row in rows] == ["on_demand", "spot"]
+    assert not site.of("returns", "two at once")
+    reached = max(line["step"] for line in site.of("returns", "step", rows[0].generation))
+    (start,) = site.of("returns", "start", rows[1].generation)
+    assert reached - 10 <= start["step"] <= reached
     told = {event.kind: event.at for event in job.events() if event.generation == rows[1].generation}
     ended = next(
         event.at for event in job.events() if event.kind == "closed" and event.generation == rows[0].generation
