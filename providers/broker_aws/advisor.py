@@ -51,7 +51,7 @@ def bands(url: str, kept: Kept) -> Mapping[str, Mapping[str, int]]:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310 - the user's own setting, or AWS's
             data = json.load(answer)
         return {
-            region: {name: int(entry["r"]) for name, entry in systems.get("Linux", {}).items() if 0 <= entry["r"] <= 4}
+            region: {name: entry["r"] for name, entry in systems.get("Linux", {}).items() if entry.get("r") in range(5)}
             for region, systems in data["spot_advisor"].items()
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ STATES = {
 PREEMPTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 BY_USER = ("Client.UserInitiatedShutdown", "Client.UserInitiatedHibernate")
 BY_ITSELF = "Client.InstanceInitiatedShutdown"
+# EC2 User Guide, "Instance terminates immediately": Client.InternalError.
+DISK_KEY = "mostly this account may not use the KMS key that its EBS encryption by default names"
 MARKED = {"marked-for-termination": "terminate", "marked-for-stop": "stop", "marked-for-hibernation": "hibernate"}
 REASON_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
@@ -79,7 +82,7 @@ def noticed(client: Any, filters: Iterable[Mapping[str, Any]]) -> dict[str, Noti
         status = request.get("Status", {})
         kind = MARKED.get(status.get("Code", ""))
         if kind is not None and request.get("InstanceId"):
-            at = status["UpdateTime"].timestamp()
+            at = status["UpdateTime"].timestamp() if status.get("UpdateTime") else time.time()
             found[request["InstanceId"]] = Notice(at=at, ends_at=at + NOTICE, kind=kind)
     return found
 
@@ -90,6 +93,7 @@ def read(raw: Any, region: str) -> Instance:
     zone = raw.get("Placement", {}).get("AvailabilityZone", "")
     state = STATES.get(raw.get("State", {}).get("Name", ""), State.PENDING)
     launched = raw["LaunchTime"].timestamp() if raw.get("LaunchTime") else None
+    cause = None if state in (State.PENDING, State.RUNNING) else _cause(raw, tagged)
     return Instance(
         provider=NAME,
         id=raw["InstanceId"],
@@ -100,9 +104,10 @@ def read(raw: Any, region: str) -> Instance:
         region=region,
         zone=zone,
         instance_type=raw.get("InstanceType", ""),
-        cause=None if state in (State.PENDING, State.RUNNING) else _cause(raw, tagged),
+        cause=cause,
         launched_at=launched,
         ended_at=_ended(raw, launched) if state is State.TERMINATED else None,
+        word=_word(raw) if cause is Cause.FAILED else "",
     )
 
 
@@ -115,6 +120,13 @@ def _cause(raw: Any, tagged: Mapping[str, str]) -> Cause | None:
     if code == BY_ITSELF:
         return Cause.SELF
     return Cause.FAILED if code else None
+
+
+def _word(raw: Any) -> str:
+    """EC2's own words for a machine that failed, and what they mean where they say too little."""
+    told = raw.get("StateReason", {})
+    text = str(told.get("Message") or told.get("Code") or "")
+    return f"{text}; {DISK_KEY}" if told.get("Code") == "Client.InternalError" else text
 
 
 def _ended(raw: Any, launched: float | None) -> float | None:

@@ -439,6 +439,7 @@ def test_user_data_has_a_limit(aws: Aws, provider: AwsProvider) -> None:
         ("Client.UserInitiatedShutdown", Cause.USER),
         ("Server.InternalError", Cause.FAILED),
         ("Client.VolumeLimitExceeded", Cause.FAILED),
+        ("Client.InternalError", Cause.FAILED),
         ("Server.InsufficientInstanceCapacity", Cause.FAILED),
     ],
 )
@@ -449,6 +450,8 @@ def test_why_a_machine_ended(aws: Aws, provider: AwsProvider, code: str, cause: 
     assert (found.state, found.cause) == (State.TERMINATED, cause)
     assert found.ended_at is not None
     assert abs(found.ended_at - time.time()) < 30
+    assert found.word.startswith(f"{code}: so it is" if cause is Cause.FAILED else "")
+    assert ("KMS key" in found.word) is (code == "Client.InternalError")
     provider.terminate(found)
     (found,) = provider.instances()
     assert found.cause is (Cause.BROKER if cause is Cause.USER else cause)

@@ -200,6 +200,15 @@ def test_interruption_bands(aws: Aws, provider: AwsProvider) -> None:
     assert all(o.interruption is None for o in provider.offers(replace(L4, markets=(Market.ON_DEMAND,))))
 
 
+def test_an_entry_of_the_advisor_that_is_torn_is_left_out_alone(aws: Aws, provider: AwsProvider) -> None:
+    torn = {"g6.2xlarge": {}, "g6.4xlarge": {"r": "1"}, "g6.8xlarge": {"r": 9}, "g6.xlarge": {"r": 2, "s": 46}}
+    aws.world.advisor = {"spot_advisor": {"us-east-1": {"Linux": torn}, "us-west-2": {}}}
+    wish = replace(L4, markets=(Market.SPOT,), infra=EAST)
+    bands = {offer.instance_type: offer.extra.get("band") for offer in provider.offers(wish)}
+    assert bands["g6.xlarge"] == 2
+    assert {bands[name] for name in ("g6.2xlarge", "g6.4xlarge", "g6.8xlarge")} == {None}
+
+
 def test_without_the_advisor_offers_stand(aws: Aws, configured: Callable[..., AwsProvider]) -> None:
     assert configured(advisor_url=f"{aws.endpoint}/nothing-here").offers(L4)
     assert configured(advisor_url="").offers(L4)
