@@ -28,16 +28,21 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn
 
-from broker import errors, garbage, lifecycle, observing
+from broker import errors, garbage, observing
 from broker.config import Config
 from broker.home import JobKeys
+from broker.launching import launch
+from broker.lifecycle import account, retire
 from broker.locks import BEAT, AdvisoryLock, FileLock, gate_of, lock_of
 from broker.messages import Messages
+from broker.narration import narrate, status_of, verdict_of
+from broker.picking import pick
 from broker.policy.budget import STRAY
 from broker.state import JobState, NewerVersion, Outcome
 from broker.store import ENDED, JobRow, database_url, open_store
 from broker.sweep import sweep
 from broker.watch import Watcher, watch
+from broker.weighing import weigh
 from broker.world import World
 
 WORKFLOW = "spotbroker-job"
@@ -51,11 +56,11 @@ BACKGROUND_IDLE = 5.0
 CLOSE_LIMIT = 60.0
 
 PHASES: dict[str, Callable[[JobState, World], JobState]] = {
-    "pick": lifecycle.pick,
-    "launch": lifecycle.launch,
-    "weigh": lifecycle.weigh,
-    "retire": lifecycle.retire,
-    "account": lifecycle.account,
+    "pick": pick,
+    "launch": launch,
+    "weigh": weigh,
+    "retire": retire,
+    "account": account,
 }
 
 _current: Engine | None = None
@@ -469,7 +474,7 @@ def _failed(state: JobState, error: Exception, world: World) -> JobState:
 def _show(before: JobState, after: JobState, world: World) -> None:
     """Keep what people look at in step with the state. Losing it loses no money and no work."""
     try:
-        lifecycle.narrate(before, after, world)
+        narrate(before, after, world)
         row = world.store.job(after.job)
         # `account` has shown the end itself, and the job may have been taken up again since.
         if row.status not in ENDED and after.phase != "done":
@@ -478,7 +483,7 @@ def _show(before: JobState, after: JobState, world: World) -> None:
                 for p in world.store.placements(after.job)
                 if p.generation == after.live.generation
             )
-            told = {"status": lifecycle.status_of(after, row, runs), **lifecycle.verdict_of(after, row)}
+            told = {"status": status_of(after, row, runs), **verdict_of(after, row)}
             world.store.update_job(after.job, state=after.to_json(), **told)
     except Exception as error:  # noqa: BLE001 - the state itself is recorded by the engine
         print(f"spotbroker: {after.job}: {error}", file=sys.stderr)  # noqa: T201

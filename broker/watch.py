@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from broker import hearsay
 from broker.access import own
 from broker.balance import Balances
+from broker.control import write_control
 from broker.errors import BrokerError, HomeError, ProviderError
 from broker.home import Entry, Home, JobKeys
 from broker.keeping import Keep
@@ -451,8 +452,6 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
         held={placement.generation: placement for placement in held},
         wake=wake,
     )
-    from broker.lifecycle import write_control
-
     await asyncio.to_thread(write_control, state, world)
     await asyncio.to_thread(watcher.follow, followed)
     finals: dict[int, Mapping[str, Any]] = {}
@@ -469,6 +468,11 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
             await asyncio.to_thread(read_home, world, row.home, state, seen, finals, parents)
             seen = replace(seen, finals=finals, parents=parents, heard=heard)
             following = react(state, seen, limits)
+            if following is not None:
+                # A wish may have come since the last look for wishes, such as where to go from a machine that is lost.
+                want = (await asyncio.to_thread(world.store.job, state.job)).want
+                if want != seen.want:
+                    following = react(state, replace(seen, want=want), limits)
             if following is not None:
                 return following
             delay = max(0.05, wake_at(state, seen, limits) - world.clock())

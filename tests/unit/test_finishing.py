@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from broker.errors import NoCapacity
-from broker.lifecycle import wish_of
 from broker.offer import Market, Offer, OfferQuery
-from broker.outlook import planned
+from broker.outlook import planned, wish_of
 from broker.policy import Decision, Kind, Memory, Wish, choose
 from broker.policy.cost import Prospect
 from broker.policy.decision import clock

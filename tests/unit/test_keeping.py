@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from broker.control import control_of
 from broker.errors import TaskError
 from broker.keeping import Keep
-from broker.lifecycle import control_of, status_of, verdict_of
+from broker.narration import status_of, verdict_of
 from broker.notify import news
 from broker.offer import Market
 from broker.provider import Cause, Instance, State

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from unit.test_reaction import LIMITS, NOW, beat, held, instance, job
 
-from broker.lifecycle import control_of
+from broker.control import control_of
 from broker.provider import Cause, State
 from broker.reaction import END_MARGIN, LAST_SAVE, Seen, react, wake_at
 from broker.state import SETTLING, JobState, Retiring

@@ -63,7 +63,7 @@ def test_ordered_is_a_strict_order_for_the_policy(tmp_path: Path) -> None:
     def offer(gpu: str, price: float) -> Offer:
         return Offer("vast", "r", "", gpu, Market.SPOT, price, gpu=gpu, gpu_count=1, disk=100)
 
-    from broker.lifecycle import wish_of
+    from broker.outlook import wish_of
 
     offers = [offer("L4", 0.2), offer("A100", 1.5), offer("H100-SXM", 2.5), offer("H100-PCIe", 2.4)]
     for form in (
@@ -141,7 +141,7 @@ def test_sizes_and_prices(tmp_path: Path) -> None:
 
 
 def test_use_spot_of_each_alternative(tmp_path: Path) -> None:
-    from broker.lifecycle import wish_of
+    from broker.outlook import wish_of
 
     task = resources(
         tmp_path, "{accelerators: L4, any_of: [{use_spot: true, infra: aws}, {use_spot: false, infra: gcp}]}"
