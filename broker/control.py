@@ -1,4 +1,4 @@
-"""The broker's word to the guests of a job, the home's `control`, as the state has it; and what is tidied away there."""
+"""The broker's word to the guests of a job, `control`, as the state has it; and what is tidied away in its home."""
 
 from __future__ import annotations
 

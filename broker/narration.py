@@ -1,4 +1,4 @@
-"""What people are told of a job from how its state stands: events, its status, how one has ended whose machine stays."""
+"""What people are told of a job from how its state stands: events, its status, how one with a kept machine ended."""
 
 from __future__ import annotations
 
