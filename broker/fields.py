@@ -465,6 +465,10 @@ def _known(outer: str) -> list[str]:
     return [info.alias or name for name, info in MODELS[outer].model_fields.items()] if outer in MODELS else []
 
 
+FORMS = {"resources": "`resources: {accelerators: RTX4090:1}`", "work": "`work: {hours: 6}`"}
+"""Maps for which people write the one value that matters."""
+
+
 def explained(detail: Any) -> tuple[str, str, str]:
     """pydantic's word as field, message and fix."""
     path: tuple[str | int, ...] = detail["loc"]
@@ -489,4 +493,5 @@ def explained(detail: Any) -> tuple[str, str, str]:
         return field, f"must be {detail['ctx']['expected']}", ""
     wanted = {"string_type": "must be text", "list_type": "must be a list", "model_type": "must be a map"}
     wanted["dict_type"] = "must be a map"
-    return field, wanted.get(kind, detail["msg"]), ""
+    such = f", such as {FORMS[field]}" if kind == "model_type" and field in FORMS else ""
+    return field, wanted.get(kind, detail["msg"]) + such, ""

@@ -17,6 +17,7 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)\s*([dhms])\s*)+", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([dhms])", re.ASCII)
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_WITH_UNIT = re.compile(r"\$? ?(\d+(?:\.\d+)?) ?(?:\$|USD|h|hours?)?", re.IGNORECASE)
 # Machines are sold by nominal size: the 32 GB of one provider are the 32 GiB of another. So GB and GiB mean the same.
 _GIB = {"k": 1 / 1024**2, "m": 1 / 1024, "g": 1.0, "t": 1024.0}
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -30,7 +31,8 @@ LONGEST = 100 * 365.25 * 86_400
 def number(text: str) -> float:
     """A finite decimal number. `nan`, `inf`, `1_000` and hexadecimal are refused."""
     if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
-        raise ValueError(f"must be a number, not {text!r}")
+        plain = _WITH_UNIT.fullmatch(text.strip())
+        raise ValueError(f"must be a number, not {text!r}" + (f"; write {plain[1]}" if plain else ""))
     return value
 
 

@@ -266,9 +266,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("workdir", f"{plan.task.workdir}, {size(plan.size or 0)} before packing"))
     else:
         lines.append(("workdir", "none: no file of yours goes along"))
-    if plan.mounts:
-        parts = [f"{m.mount.target} ({size(m.bytes)})" for m in plan.mounts if m.mount.source]
-        lines.append(("mounts", f"{', '.join(parts) or 'nothing'} sent once, and to every machine of the job"))
+    if parts := [f"{m.mount.target} ({size(m.bytes)})" for m in plan.mounts if m.mount.source]:
+        lines.append(("mounts", f"{', '.join(parts)} sent once, and to every machine of the job"))
     checkpoint = plan.task.checkpoint
     if checkpoint is not None:
         lines.append(("saves", f"{checkpoint.path}, the newest {checkpoint.keep} kept"))
