@@ -5,43 +5,41 @@ It lives in a virtual environment of its own, since its pins are its own affair;
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clouds import vendor
 from clouds.vast.stage import Stage
 
 from broker.provider import State
 from broker.testing.conformance import request_for
 
 CLIENT = "vastai==1.9.1"
+# Its `main` can be called once in a process.
+PROGRAM = """
+import os, sys
+from vastai.cli.main import main
+
+def run(words):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        sys.stdout, sys.stderr, sys.argv[1:] = open(writing, "w"), sys.__stderr__, words
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()
+        os._exit(code or 0)
+    os.close(writing)
+    with open(reading) as output:
+        print(output.read(), end="")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def vastai(pytestconfig: pytest.Config) -> Path:
-    """The client's program. Skips with the reason where it cannot be installed."""
-    cache = pytestconfig.cache
-    assert cache is not None
-    folder = cache.mkdir(CLIENT.replace("==", "-"))
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done").exists():
-            for command in (
-                [sys.executable, "-m", "venv", "--clear", str(folder / "venv")],
-                [str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "--retries=1", "--timeout=20", CLIENT],
-            ):
-                made = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-                if made.returncode:
-                    pytest.skip(f"{CLIENT} cannot be installed: {made.stderr.strip()[-300:]}")
-            (folder / "done").touch()
-    return folder / "venv" / "bin" / "vastai"
 
 
 @pytest.fixture
@@ -51,23 +49,20 @@ def vast(tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def run(vast: Stage, vastai: Path, tmp_path: Path) -> Run:
-    def call(*arguments: str, raw: bool = True) -> Any:
-        home = tmp_path / "home"
-        home.mkdir(exist_ok=True)
-        environment = {
-            "HOME": str(home),
-            "PATH": os.defpath,
-            "VAST_URL": vast.server.url,
-            "VAST_API_KEY": vast.account.key,
-            "VASTAI_NO_UPDATE_CHECK": "1",
-        }
-        command = [str(vastai), *(["--raw"] if raw else []), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout) if raw else done.stdout
+def run(vast: Stage, tmp_path: Path) -> Iterator[Run]:
+    variables = {
+        "HOME": str(tmp_path),
+        "VAST_URL": vast.server.url,
+        "VAST_API_KEY": vast.account.key,
+        "VASTAI_NO_UPDATE_CHECK": "1",
+    }
+    with vendor.commands(PROGRAM, variables, CLIENT) as said:
 
-    return call
+        def call(*arguments: str, raw: bool = True) -> Any:
+            shown = said(*(["--raw"] if raw else []), *arguments)
+            return json.loads(shown) if raw else shown
+
+        yield call
 
 
 def test_search(vast: Stage, run: Run) -> None:
