@@ -649,7 +649,7 @@ def run(
     Raises ConfigError and TaskError before anything is rented; how the job itself ended is `job.status`, and
     `job.check()` raises it.
     """
-    from broker import engine
+    from broker import brokers
     from broker.store import open_store
 
     config = config or load_config()
@@ -657,9 +657,9 @@ def run(
     store = open_store(config.state, config.database)
     job = submit(settled, config=config, store=store)
     if detach:
-        engine.ensure_background(config)
+        brokers.ensure_background(config)
         return job
-    with engine.running_to_the_end(config) as live:
+    with brokers.running_to_the_end(config) as live:
         try:
             live.drive(job.id)
             job.wait(on_event=on_event)
@@ -671,12 +671,12 @@ def run(
 
 def _left_in_hands(job: Job, error: BaseException) -> None:
     """Start a background broker for a job whose caller leaves it by an error, and note on the error how to stop it."""
-    from broker import engine
+    from broker import brokers
 
     try:
         if job.refresh().done:
             return
-        engine.ensure_background(job.config)
+        brokers.ensure_background(job.config)
         error.add_note(f"spotbroker: {job.id} goes on in the background; `broker stop {job.id}` ends it")
     except Exception as other:  # noqa: BLE001 - the error that came first is the one to raise
         error.add_note(f"spotbroker: {job.id} may go on with no broker: start one with `broker up` ({other})")

@@ -305,7 +305,7 @@ def stop_verb(
 
     They save first, their machines end, and the provider is asked whether they have.
     """
-    from broker import engine
+    from broker import brokers
     from broker.config import load
     from broker.errors import JobUnfinished
     from broker.job import get, jobs
@@ -328,7 +328,7 @@ def stop_verb(
         job.stop(now=now)
     if active:
         with screen.waiting("a background broker to start"):
-            engine.ensure_background(config)
+            brokers.ensure_background(config)
     for job in active:
         what = "end" if now else "save and end"
         waiting = screen.waiting(lambda job=job, what=what: f"{job.id} to {what}, {job.status}")  # type: ignore[misc]

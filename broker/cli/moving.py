@@ -43,7 +43,7 @@ def migrate_verb(
     Its program saves and ends, the next machine goes on from there, the old one is ended. --to chooses among these
     places for this move only: later moves go where the task and the prices say.
     """
-    from broker import engine
+    from broker import brokers
     from broker.config import load
     from broker.job import get
 
@@ -54,7 +54,7 @@ def migrate_verb(
     if not _agreed(screen, job, old, decision, yes=yes):
         return 1
     job.move(now=now, to=to or (), off=old.generation)
-    engine.ensure_background(config)
+    brokers.ensure_background(config)
     new = _moved(screen, job, old)
     if new is None:
         screen.say(f"{job.id} {job.status} before it had moved")

@@ -191,10 +191,10 @@ def _task_or_command(
 
 
 def _detached(screen: Screen, job: Job, config: Config) -> int:
-    from broker import engine
+    from broker import brokers
 
     with screen.waiting("a background broker to start"):
-        engine.ensure_background(config)
+        brokers.ensure_background(config)
     tell_still(screen, config)
     if screen.json:
         screen.data({"id": job.id, "status": job.status, "home": job.row.home})
@@ -206,12 +206,12 @@ def _detached(screen: Screen, job: Job, config: Config) -> int:
 
 def drive(screen: Screen, job: Job, config: Config) -> int:
     """Drive the job from this process, show it, and report; hands it over to the background when interrupted."""
-    from broker import engine
+    from broker import brokers
     from broker.cli.follow import Follower, Interrupts
 
     follower = Follower(screen, job)
     with Interrupts() as interrupts:
-        with contextlib.ExitStack() as leaving, engine.running_to_the_end(config) as live:
+        with contextlib.ExitStack() as leaving, brokers.running_to_the_end(config) as live:
             live.drive(job.id)
             with follower.live():
                 ended = follow(follower, interrupts, lambda: _asked(screen, job, interrupts))
@@ -228,7 +228,7 @@ def left_in_hands(screen: Screen, job: Job, config: Config) -> Iterator[None]:
 
     Where the output is what was lost, the exit code is that of a job handed over, or of one that has ended its own.
     """
-    from broker import engine
+    from broker import brokers
     from broker.cli.follow import Interrupts
 
     try:
@@ -236,7 +236,7 @@ def left_in_hands(screen: Screen, job: Job, config: Config) -> Iterator[None]:
     except BaseException as error:
         with Interrupts():
             if not _ended(job):
-                engine.ensure_background(config)
+                brokers.ensure_background(config)
                 told = f"{_why(error)}{job.id} goes on in the background; stop it: broker stop {job.id}"
                 with contextlib.suppress(OSError):
                     if not job.row.kept:  # its own words say so
@@ -292,13 +292,13 @@ def _asked(screen: Screen, job: Job, interrupts: Interrupts) -> bool:
 
 def hand_over(screen: Screen, job: Job, config: Config) -> int:
     """Leave the job to a broker in the background, and say so."""
-    from broker import engine
+    from broker import brokers
 
     if job.refresh().row.decided:
         finish(screen, job)
         return 0
     with screen.waiting("a background broker to take it over"):
-        engine.ensure_background(config)
+        brokers.ensure_background(config)
     screen.say(f"{job.id} goes on in the background")
     screen.say(f"  follow it: broker logs -f {job.id}     stop it: broker stop {job.id}")
     return HANDED_OVER

@@ -220,7 +220,7 @@ def fire_verb(
 
     Its exit code is the job's: 75 nothing within price, 100 failed, 104 a limit was reached with a safe snapshot.
     """
-    from broker import engine
+    from broker import brokers
     from broker.cli.trial import planned
     from broker.config import load
     from broker.errors import BrokerError
@@ -245,14 +245,14 @@ def fire_verb(
         if run.status != "launched":
             screen.say(f"{entry.name}: {run.status}: {run.note}")
             break
-        engine.ensure_background(config)
+        brokers.ensure_background(config)
         job = timetable.job(run).wait()
         log.write(f"{run.job} {job.status}: {job.message}")
         screen.line(summary(job, entry.schedule, run))
         code = code or (job.row.exit_code or 0)
         run = timetable.see_to(entry)  # what was queued behind it
     if jobs(active=True, config=config):
-        engine.ensure_background(config)
+        brokers.ensure_background(config)
     return code
 
 

@@ -28,7 +28,7 @@ def up_verb(
 
     For a small machine that is always on.
     """
-    from broker import engine
+    from broker import brokers
     from broker.cli.scheduling import keep_schedules
     from broker.config import load
 
@@ -40,17 +40,17 @@ def up_verb(
     # One that ends when nothing is left to do waits for no schedule.
     beside = None if until_idle else functools.partial(keep_schedules, config, say=screen.say)
     with awake(screen, asked=stay_awake):
-        engine.up(config, until_idle=until_idle, on_line=screen.say, beside=beside)
+        brokers.up(config, until_idle=until_idle, on_line=screen.say, beside=beside)
 
 
 def _others_work(screen: Screen, config: Config) -> bool:
     """Wait while another broker drives all jobs. False once nothing is left, True where that one has ended before."""
-    from broker import engine
+    from broker import brokers
     from broker.job import jobs
 
     told = False
     still: set[str] = set()
-    while engine.alive(config):
+    while brokers.alive(config):
         tell_still(screen, config, still)
         if not jobs(active=True, config=config):
             screen.say("nothing left to drive")
@@ -70,16 +70,16 @@ def tick_verb(
 
     Machines that no job owns are ended, too.
     """
-    from broker import engine
+    from broker import brokers
     from broker.cli.scheduling import look_once
     from broker.config import load
     from broker.job import jobs
 
     config = load()
     look_once(config, screen.say)
-    other = "; a broker is up here too, and it drives most of them" if engine.alive(config) else ""
+    other = "; a broker is up here too, and it drives most of them" if brokers.alive(config) else ""
     with telling_still(screen, config), screen.waiting(f"every active job to be looked after{other}"):
-        engine.tick(config, wait=wait)
+        brokers.tick(config, wait=wait)
     active = jobs(active=True, config=config)
     if screen.json:
         from broker.cli.tables import job_row

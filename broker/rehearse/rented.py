@@ -187,7 +187,7 @@ class Rented:
 
         Where that takes too long a background broker goes on with it.
         """
-        from broker import engine
+        from broker import brokers
 
         if self.job is None or self.job.refresh().done:
             return
@@ -196,7 +196,7 @@ class Rented:
         while not self.job.refresh().done and time.monotonic() < deadline:
             time.sleep(0.2)
         if not self.job.done:
-            engine.ensure_background(self.config)
+            brokers.ensure_background(self.config)
 
     def left(self) -> list[Instance]:
         """Machines of the rehearsal that their providers still list as alive. Raises ProviderError."""
