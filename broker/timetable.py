@@ -68,7 +68,8 @@ runs = sa.Table(
 class Entry:
     """One task with a schedule. file: of the task. added_at: seconds since the epoch. by: cron, systemd or broker.
 
-    given: what the environment or `--env` gave when it was added, kept sealed: cron has neither.
+    given: what the environment or `--env` gave when it was added, kept sealed: cron has neither. sealed_off: why that
+    cannot be read any more.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Entry:
     added_at: float
     by: str = "broker"
     given: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    sealed_off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,11 @@ class Timetable:
         return found
 
     def _entry(self, row: Any) -> Entry:
-        given = unseal(self.config.state, row["given"])
+        given, sealed_off = {}, ""
+        try:
+            given = unseal(self.config.state, row["given"])
+        except ConfigError as error:
+            sealed_off = error.message
         return Entry(
             name=row["name"],
             file=Path(row["file"]),
@@ -143,6 +149,7 @@ class Timetable:
             added_at=row["added_at"],
             by=row["by"],
             given=json.loads(given["given"]) if given else {},
+            sealed_off=sealed_off,
         )
 
     def runs(self, name: str, count: int = 100) -> list[Run]:
@@ -156,8 +163,9 @@ class Timetable:
         for entry in self.entries():
             try:
                 run = self.see_to(entry, now)
-            except BrokerError as error:
-                yield entry, error
+            except Exception as error:  # noqa: BLE001 - one schedule's trouble holds up no other
+                known = isinstance(error, BrokerError)
+                yield entry, error if known else BrokerError(f"unexpected {type(error).__name__}: {error}")
                 continue
             if run is not None:
                 yield entry, run
@@ -325,6 +333,8 @@ class Timetable:
             raise TaskError(
                 f"{entry.file} is not there any more", file=str(entry.file), fix=f"broker schedule rm {entry.name}"
             )
+        if entry.sealed_off:
+            raise ConfigError(entry.sealed_off, fix=f"add the schedule again: broker schedule add {entry.file}")
         given = entry.given
         task = load(entry.file, envs=given.get("envs"), environ={**given.get("secrets", {}), **os.environ})
         changes: dict[str, Any] = {}

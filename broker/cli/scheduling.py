@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -283,8 +284,15 @@ def _of_another(timetable: Timetable, entry: Entry) -> Run | None:
 
 def keep_schedules(config: Config, ended: threading.Event, *, say: Callable[[str], None]) -> None:
     """Look at every schedule again and again until `ended`, for `broker up`."""
+    told = ""
     while True:
-        look_once(config, say)
+        try:
+            look_once(config, say)
+        except Exception as error:  # noqa: BLE001 - a full disk, or a database that is busy, ends no schedule
+            if told != (told := f"the schedules could not be looked at, and are again and again: {error}"):
+                say(told)
+        else:
+            told = ""
         if ended.wait(LOOK):
             return
 
@@ -315,7 +323,7 @@ def log_file(config: Config) -> Path:
 
 
 class _Log:
-    """One line for each thing that happens, in a file that is rotated."""
+    """One line for each thing that happens, in a file that is rotated. What cannot be written ends nothing."""
 
     BIGGEST, KEPT = 1_000_000, 2
 
@@ -326,11 +334,16 @@ class _Log:
         from logging import INFO, LogRecord
         from logging.handlers import RotatingFileHandler
 
-        handler = RotatingFileHandler(self.path, maxBytes=self.BIGGEST, backupCount=self.KEPT, encoding="utf-8")
+        try:
+            handler = RotatingFileHandler(self.path, maxBytes=self.BIGGEST, backupCount=self.KEPT, encoding="utf-8")
+        except OSError:
+            return
+        handler.handleError = lambda _: None  # type: ignore[method-assign]
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
         one_line = " ".join(text.split())
         handler.emit(LogRecord("spotbroker", INFO, "", 0, f"{stamp} {self.name}: {one_line}", None, None))
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 def _next(schedule: Schedule, count: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,15 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from broker.cli import scheduling
 from broker.config import Config
 from broker.errors import ConfigError, HomeUnavailable, JobNotFound, TaskError
 from broker.schedule import Schedule, Window
 from broker.store import Store, open_store, prices
 from broker.task import load
-from broker.timetable import CHANGED, Entry, Timetable, entry_of, runs
+from broker.testing import wait_for
+from broker.timetable import CHANGED, Entry, Run, Timetable, entry_of, runs, schedules
+from broker.vault import KEY_FILE
 from broker_local import LocalProvider
 
 DAY = 86400.0
@@ -369,3 +373,43 @@ def test_the_crontabs_line_survives_every_character(tmp_path: Path) -> None:
     ).stdout.splitlines()
     assert f"SPOTBROKER_STATE={odd.state}" in shown
     assert shown[-1] == "n 'x' $y %d"
+
+
+def test_one_schedule_in_trouble_holds_up_no_other(
+    add: Callable[..., Entry], timetable: Timetable, tmp_path: Path, store: Store
+) -> None:
+    entry = add()
+    for name, file in (("a", tmp_path / ("x" * 300)), ("b", entry.file)):  # a name that no folder takes: OSError
+        timetable.add(replace(entry, name=name, file=file, given={"secrets": {"A": "b"}} if name == "b" else {}))
+    (tmp_path / "state" / KEY_FILE).unlink()
+    found = {known.name: run for known, run in timetable.look(TEN)}
+    assert str(found["a"]).startswith("unexpected OSError: ")
+    assert "sealed under another key" in str(found["b"])
+    assert isinstance(found["nightly"], Run)
+    assert [job.id for job in store.jobs()] == [found["nightly"].job]
+
+
+def test_a_broker_goes_on_looking_whatever_happens_to_a_look(
+    add: Callable[..., Entry], timetable: Timetable, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is a folder, and then its database holds what it does not understand."""
+    monkeypatch.setattr(scheduling, "LOOK", 0.05)
+    scheduling.log_file(timetable.config).mkdir()
+    entry, ended, told = add(cron="* * * * *"), threading.Event(), list[str]()
+    timetable.add(replace(entry, added_at=time.time() - 61))
+    looking = threading.Thread(
+        target=scheduling.keep_schedules, args=(timetable.config, ended), kwargs={"say": told.append}
+    )
+    looking.start()
+    try:
+        wait_for(store.jobs, 30)
+        with store.engine.begin() as db:
+            db.execute(sa.update(schedules).values(schedule={"cron": "* * * * *", "of_a_newer_version": 1}))
+        wait_for(lambda: any("could not be looked at" in text for text in told), 30)
+        timetable.add(entry)
+        timetable.add(replace(entry, name="other", added_at=time.time() - 61))
+        wait_for(lambda: any(text.startswith("schedule other: launched") for text in told), 30)
+    finally:
+        ended.set()
+        looking.join(30)
+    assert sum("could not be looked at" in text for text in told) == 1
