@@ -338,7 +338,7 @@ class _Log:
             handler = RotatingFileHandler(self.path, maxBytes=self.BIGGEST, backupCount=self.KEPT, encoding="utf-8")
         except OSError:
             return
-        handler.handleError = lambda _: None  # type: ignore[method-assign]
+        handler.handleError = lambda record: None  # type: ignore[method-assign]  # noqa: ARG005
         stamp = datetime.now().astimezone().isoformat(timespec="seconds")
         one_line = " ".join(text.split())
         handler.emit(LogRecord("spotbroker", INFO, "", 0, f"{stamp} {self.name}: {one_line}", None, None))
