@@ -163,9 +163,11 @@ class Timetable:
         for entry in self.entries():
             try:
                 run = self.see_to(entry, now)
+            except BrokerError as error:
+                yield entry, error
+                continue
             except Exception as error:  # noqa: BLE001 - one schedule's trouble holds up no other
-                known = isinstance(error, BrokerError)
-                yield entry, error if known else BrokerError(f"unexpected {type(error).__name__}: {error}")
+                yield entry, BrokerError(f"unexpected {type(error).__name__}: {error}")
                 continue
             if run is not None:
                 yield entry, run
@@ -247,7 +249,7 @@ class Timetable:
     def _past_prices(self, task: Task, now: float) -> list[tuple[float, float]]:
         """What the cheapest of the offers that the task could take now cost in the last weeks, hour by hour."""
         from broker.experience import Records
-        from broker.job import plan
+        from broker.planning import plan
 
         ranked = plan(dataclasses.replace(task, deadline=""), config=self.config).decision.ranked
         keys = [candidate.offer.key for candidate in ranked]
