@@ -52,7 +52,9 @@ GPU_PARAMETERS = tuple(
 
 
 def parameters(machine: MachineType) -> tuple[str, ...]:
-    """The SSM parameters of the images for a type, the best first."""
+    """The SSM parameters of the images for a type, the best first; none for a card that none of ours drives."""
+    if machine.vendor != "NVIDIA":
+        return ()
     if machine.gpu is None:
         return (ECS.format(arch="/arm64" if machine.arch == "arm64" else ""),)
     driver = "proprietary" if machine.old_driver else "oss"

@@ -67,14 +67,25 @@ class MachineType:
     def old_driver(self) -> bool:
         return self.gpu is not None and family_of(self.gpu) in ("V100", "V100-32GB", "P100", "K80", "M60")
 
+    @property
+    def vendor(self) -> str:
+        """The card's maker; NVIDIA where nobody knows the card."""
+        try:
+            return gpus.card(self.gpu or "").vendor
+        except ValueError:
+            return "NVIDIA"
+
     def fits(self, query: OfferQuery) -> bool:
-        """The sizes and the card that were asked for; another processor only where the card comes with no other."""
+        """The sizes and the card that were asked for; another processor only where the card comes with no other, and
+        another maker's card, on which nothing of NVIDIA's runs, only where that is asked for."""
         if self.cpus < query.cpus or self.memory < query.memory or self.gpu_count != query.gpu_count:
             return False
         if query.gpu is None:
             return self.gpu is None and self.arch != ARM
         card = self.gpu or ""
         named = family_of(query.gpu) == family_of(card)
+        if self.vendor != "NVIDIA" and not named and not query.gpu.lower().startswith(f"{self.vendor.lower()}:"):
+            return False
         return gpus.matches(query.gpu, card, self.gpu_memory) and (self.arch != ARM or (named and card in ARM_ONLY))
 
 
@@ -115,7 +126,8 @@ def _cards(instance_type: str, cards: Sequence[Any]) -> tuple[str | None, int, f
     told = str(first.get("Name") or "")
     whole = mib / float(first.get("GpuPartitionSize") or 1.0)
     # EC2 names no form; in its P family the cards that exist in forms are SXM ones.
-    for name in (f"{told}-SXM" if family.startswith("p") else told, told, CARDS.get(family, "")):
+    forms = ("-SXM", "") if family.startswith("p") else ("",)
+    for name in (f"{known}{form}" for known in (told, CARDS.get(family, "")) if known for form in forms):
         try:
             card = gpus.card(name, whole).name
         except ValueError:

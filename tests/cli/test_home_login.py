@@ -146,6 +146,9 @@ def test_a_login_alone_gives_no_machine_its_keys(cli: Cli, on_sso: tuple[str, ..
     config = configured(cli)
     assert not access.has_key(access.mint(config, config.home, "A", 1, time.time() + 60).config)
     assert "it has none" in identity._without(config.home_config)
+    cli.task(steps=3, pause=0.0)
+    done = cli("run", "counter", "-y")
+    assert "succeeded" in done.stdout + done.stderr, "but the machine that is this computer"
 
 
 def test_a_profile_that_there_is_not(cli: Cli, on_sso: tuple[str, ...]) -> None:
