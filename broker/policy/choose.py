@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from broker import gpus
@@ -69,7 +70,10 @@ def choose(
     rejected += ending
     if ranked:
         decision = Decision(ranked[0].offer, ranked, tuple(rejected), chosen(ranked, wish))
-        return timed(decision, wish, due, now) if due is not None and reckoned is not None else decision
+        if due is None or reckoned is None:
+            return decision
+        decision = timed(decision, wish, due, now)
+        return replace(decision, ranked=reckoned.shown(decision.ranked))
     next_try = min((cooldown.again for _, cooldown in cooling), default=None)
     reasons = nothing_fits(rejected, wish, next_try, failures or {})
     return Decision(None, (), tuple(rejected), reasons, next_try, unasked=bool(failures))

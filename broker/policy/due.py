@@ -75,15 +75,23 @@ def timed(decision: Decision, wish: Wish, due: Due, now: float) -> Decision:
     assert prospect is not None
     assert prospect.hours is not None
     time = (due.at - now) / 3600 - due.reserve
-    known = [candidate for candidate in decision.ranked if candidate.finish is not None]
-    steady = [c for c in known if c.offer.market is Market.ON_DEMAND]
-    need = {id(c): hours_of(c.offer, prospect, prospect.hours) for c in known}
+    # What the deadline hangs on may be the fastest of the market, behind any number of cheaper ones.
+    ranked = decision.ranked
+    need = {id(c): hours_of(c.offer, prospect, prospect.hours) for c in ranked}
+    steady = [c for c in ranked if c.offer.market is Market.ON_DEMAND]
     in_time = [c for c in steady if need[id(c)] <= time + _SMALL]
-    if not due.began and not any(need[id(c)] <= time + _SMALL for c in known):
-        return replace(decision, offer=None, reasons=_impossible(known, need, prospect.hours, time, due), next_try=None)
+    if not due.began and not any(hours <= time + _SMALL for hours in need.values()):
+        reasons = _impossible(ranked, need, prospect.hours, time, due)
+        return replace(decision, offer=None, reasons=reasons, next_try=None)
     if not steady:
-        return _without(decision, known, need, time, wish, due)
+        return _without(decision, ranked, need, time, wish, due)
     base = in_time[0] if in_time else min(steady, key=lambda c: need[id(c)])
+    known = [c for c in ranked if c.finish is not None]
+    if base.finish is None:
+        known.append(base)
+        # Among those that carry their figures, and that a record keeps.
+        place = len(known) - 2
+        decision = replace(decision, ranked=(*ranked[:place], base, *(c for c in ranked[place:] if c is not base)))
     situation = _situation(known, base, prospect, due, time, now)
     timing = decide(situation)
     why = (timing.reason, *_chances(situation, due, prospect.hours, base if in_time else None))
@@ -126,14 +134,18 @@ def _situation(
     pace = prospect.speed_of(base.offer)
     at, seen = now / 3600, due.sky.zones
     spots: dict[str, Spot] = {}
+    slow: set[str] = set()
     for c in known:
         if c.offer.market is Market.SPOT:
             name = zone(c.offer)
+            if _too_slow(c.offer, base.offer, prospect, time):
+                slow.add(name)
+                continue
             up = seen[name] if name in seen and seen[name].up else Zone(at, True, name)
             price = _mean(c) * pace / prospect.speed_of(c.offer)
             spots[name] = Spot(name, True, up.hazard(at), price, up.lasts(at, prospect.hours / pace))
     for name, standing in seen.items():
-        if name not in spots and name in due.prices:
+        if name not in spots and name not in slow and name in due.prices:
             down = standing if not standing.up else Zone(at, False, name)
             spots[name] = Spot(name, False, down.hazard(at), due.prices[name], 0.0)
     return Situation(
@@ -147,6 +159,14 @@ def _situation(
         starting=due.starting,
         refusals=due.refusals,
     )
+
+
+def _too_slow(spot: Offer, base: Offer, prospect: Prospect, time: float) -> bool:
+    """Would a loss near the end leave no time for the faster machine on demand? Spot that runs is not left."""
+    if prospect.speed_of(spot) >= prospect.speed_of(base):
+        return False
+    assert prospect.hours is not None
+    return hours_of(spot, prospect, prospect.hours) + prospect.restart(base) > time + _SMALL
 
 
 def _mean(candidate: Candidate) -> float:

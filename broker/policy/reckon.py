@@ -153,10 +153,13 @@ class Reckoning:
 
     def shown(self, ranked: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """With their figures."""
+        if all(candidate.finish is not None for candidate in ranked[:SHOWN]):
+            return tuple(ranked)
         return (*(self._with(candidate) for candidate in ranked[:SHOWN]), *ranked[SHOWN:])
 
     def _with(self, candidate: Candidate) -> Candidate:
-        c = candidate
+        if (c := candidate).finish is not None:
+            return c
         return Candidate(c.offer, c.cost, c.alternative, c.on_demand, c.insisted, c.taken, self.cost(c.offer))
 
 

@@ -22,7 +22,7 @@ from broker.policy import Memory, Wish
 from broker.policy.cost import Prospect
 from broker.policy.due import Due, told
 from broker.policy.past import Past
-from broker.policy.record import Inputs, decide
+from broker.policy.record import Inputs, decide, replay, to_json
 from broker.policy.season import Season
 from broker.policy.timing import Choice
 from broker.task import Checkpoint, Task, Work
@@ -224,6 +224,27 @@ def test_the_slack_decides_between_waiting_and_on_demand() -> None:
     assert (tight.offer, tight.timing.choice) == (steady[0], Choice.ON_DEMAND)
 
 
+def test_in_a_large_market_the_machine_on_demand_is_not_lost_behind_a_thousand_cheaper_ones() -> None:
+    market = [offer(f"a{n}", price=0.5 + n / 1e4) for n in range(1200)]
+    slow, fast = offer("b1", Market.ON_DEMAND), offer("c1", Market.ON_DEMAND, 9.0, gpu="H100", gpu_count=1)
+    for hours, first in ((5.95, slow), (3.2, fast)):
+        found = decision([*market, slow, fast], 5.8, hours, speed={"H100": 2.0})
+        assert found.timing is not None, found.reasons
+        assert found.offer == first
+        assert found.ranked[0].finish is not None
+    wide = Due(START + 30 * HOUR)
+    inputs = Inputs((*market, slow, fast), Wish((OfferQuery(),), prospect=Prospect(5.8)), Memory(), START, due=wide)
+    made = decide(inputs)
+    assert made.timing is not None
+    assert made.timing.choice is Choice.SPOT
+    kept = json.loads(json.dumps(to_json(inputs, made)))
+    assert (len(kept["offers"]), replay(kept).timing) == (1000, made.timing), "the record has what it hung on"
+    assert (
+        "done soonest in 2 h 59 m by on-demand in fake/c/c1"
+        in decision([*market, slow, fast], 5.8, 2.0, speed={"H100": 2.0}).reasons[0]
+    )
+
+
 def test_a_faster_card_counts_as_a_cheaper_one() -> None:
     slow, fast = offer("a1"), offer("b1", price=1.5, gpu="H100", gpu_count=1)
     steady = offer("a1", Market.ON_DEMAND)
@@ -248,6 +269,16 @@ def test_the_price_over_the_work_decides_and_not_the_present_one() -> None:
     dear = Past({market[0].key: day})
     assert decision(market, 24.0, 72.0, now=noon, past=dear).timing.choice is Choice.ON_DEMAND, "its nights are dear"
     assert decision(market, 8.0, 72.0, now=noon, past=dear).timing.choice is Choice.SPOT, "done before the night"
+
+
+def test_spot_of_a_card_that_is_too_slow_for_the_deadline_is_left_to_others() -> None:
+    """It would run to its end, hours after the deadline, since a job does not leave spot that runs."""
+    slow, fast = offer("a1", price=0.5), offer("c1", Market.ON_DEMAND, 9.0, gpu="H100", gpu_count=1)
+    sky = Due(START).sky
+    sky.see(START / HOUR - 10, {"fake/a/a1/v100": True})
+    for hours, first in ((3.2, fast), (5.8, fast), (5.9, fast), (6.2, slow)):
+        found = decision([slow, fast], 5.8, hours, speed={"H100": 2.0}, sky=sky, prices={"fake/a/a1/v100": 0.5})
+        assert found.offer == first, (hours, found.reasons)
 
 
 def test_a_deadline_without_work_is_refused(tmp_path: Path, stages: list[Stage]) -> None:
