@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker import errors
-    from broker.job import Job, Plan, costs, get, jobs, offers, plan, run
+    from broker.job import Job, costs, get, jobs, offers, run
     from broker.offer import Offer
+    from broker.planning import Plan, plan
     from broker.task import Task
 
 __version__ = "0.1.0"
@@ -26,12 +27,12 @@ __all__ = ["Job", "Offer", "Plan", "Task", "costs", "errors", "get", "jobs", "of
 
 _HOMES = {
     "Job": "broker.job",
-    "Plan": "broker.job",
+    "Plan": "broker.planning",
     "costs": "broker.job",
     "get": "broker.job",
     "jobs": "broker.job",
     "offers": "broker.job",
-    "plan": "broker.job",
+    "plan": "broker.planning",
     "run": "broker.job",
     "Offer": "broker.offer",
     "Task": "broker.task",

@@ -10,7 +10,8 @@ from broker.offer import Offer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from broker.job import Job, Plan
+    from broker.job import Job
+    from broker.planning import Plan
 
 WIDTH = 100
 """Columns, which fit the usual page beside a notebook's panes."""

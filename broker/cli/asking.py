@@ -13,7 +13,7 @@ from broker.cli.screen import Screen
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.job import Plan
+    from broker.planning import Plan
 
 BIG_WORKDIR = 500_000_000
 ContainerOption = Annotated[

@@ -116,8 +116,8 @@ class Known:
 def _known(name: str, card: str, count: int, infra: Sequence[str]) -> Known:
     """Of a task's first alternative, or of the one with that card."""
     from broker.config import load
-    from broker.job import home_of, records_of
     from broker.outlook import planned
+    from broker.planning import home_of, records_of
     from broker.policy.explain import asked_for
     from broker.policy.hazard import model
     from broker.task import load as load_task

@@ -15,7 +15,7 @@ from broker.cli.screen import Screen, Usage
 if TYPE_CHECKING:
     from broker.config import Config
     from broker.founding import Founded, Ground
-    from broker.job import Plan
+    from broker.planning import Plan
     from broker.provider import Finding
     from broker.stores import Kind
 

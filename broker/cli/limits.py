@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from broker.job import Plan
+    from broker.planning import Plan
 
 
 LEAST = 0.001

@@ -16,8 +16,8 @@ from broker.cli.unanswered import tell_unanswered, unanswered
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.job import Plan
     from broker.offer import OfferQuery
+    from broker.planning import Plan
     from broker.policy.decision import Decision
     from broker.task import Task
 
@@ -162,7 +162,7 @@ def make_plan(
     env: Sequence[str] | None = None,
 ) -> Plan:
     """Read the task with what the command line sets over it, and ask the market."""
-    from broker.job import plan
+    from broker.planning import plan
     from broker.policy.infra import may_name
     from broker.task import load as load_task
 

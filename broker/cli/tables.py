@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from broker.coverage import FieldReport
-    from broker.job import Job, Plan
+    from broker.job import Job
     from broker.ledger import Line
+    from broker.planning import Plan
     from broker.policy.decision import Candidate
 
 FOLDED = 16

@@ -14,7 +14,7 @@ from broker.cli.screen import Screen
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.job import Plan
+    from broker.planning import Plan
     from broker.timetable import Entry, Timetable
 
 BARE = {"PATH": "/usr/bin:/bin", "SHELL": "/bin/sh"}
@@ -84,7 +84,7 @@ def _run_bare(entry: Entry, config: Config) -> subprocess.CompletedProcess[str]:
 
 
 def _plan(timetable: Timetable, entry: Entry) -> Plan:
-    from broker.job import plan
+    from broker.planning import plan
 
     now = time.time()
     return plan(timetable.task(entry, now, now), config=timetable.config)

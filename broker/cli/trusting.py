@@ -10,7 +10,7 @@ from broker.policy.decision import HOME_KEY, Decision, Kind, Rejected, money
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.job import Plan
+    from broker.planning import Plan
     from broker.task import Task
 
 READERS = {

@@ -99,8 +99,8 @@ class Rehearsal:
 
         Raises TaskError for mounts that cannot be had, and for a container of a task that names no image.
         """
-        from broker.job import home_of
         from broker.mounts import measure
+        from broker.planning import home_of
         from broker.taskfile import placing
 
         with placing(task):
@@ -170,7 +170,7 @@ class Rehearsal:
     def _bring(self) -> None:
         """Fetch what the task mounts from buckets, with the user's own key: the rehearsal's machines have none."""
         from broker import mounts
-        from broker.job import home_of
+        from broker.planning import home_of
 
         home = home_of(self.task, self.given)
         found = mounts.brought(self.rehearsed.file_mounts, self.given, home, self.folder / "mounts")

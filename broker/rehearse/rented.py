@@ -31,8 +31,9 @@ from broker.task import Task
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.job import Job, Plan
+    from broker.job import Job
     from broker.offer import Offer
+    from broker.planning import Plan
     from broker.provider import Instance
     from broker.rehearse import Result
     from broker.report import Report
@@ -121,7 +122,7 @@ class Rented:
         ConfigError and TaskError for what cannot be rehearsed there, NothingAvailable where nothing fits now.
         """
         from broker import registry
-        from broker.job import plan
+        from broker.planning import plan
 
         rehearsed, notes = adapted(task, on)
         if rehearsed.checkpoint is None:

@@ -17,8 +17,8 @@ from broker.cli.offers import plan_lines
 from broker.config import Config
 from broker.errors import AuthFailed, ConfigError, InvalidRequest, ProviderUnavailable
 from broker.inspection import inspect
-from broker.job import plan
 from broker.offer import Market, Offer, OfferQuery
+from broker.planning import plan
 from broker.provider import Finding
 from broker.resources import Resources
 from broker.task import Checkpoint, Task

@@ -13,8 +13,9 @@ from broker import registry
 from broker.balance import Balances, balance_of, balance_word, payable, plan_word
 from broker.config import Config, load
 from broker.errors import ProviderUnavailable
-from broker.job import plan, submit
+from broker.job import submit
 from broker.offer import OfferQuery
+from broker.planning import plan
 from broker.policy.decision import Kind
 from broker.provider import TAG_INSTALLATION, Prepaid
 from broker.state import Held

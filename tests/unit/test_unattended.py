@@ -10,7 +10,7 @@ import pytest
 
 from broker.cli.limits import limit_lines
 from broker.config import Config
-from broker.job import plan
+from broker.planning import plan
 from broker.renewals import unattended
 from broker.resources import Resources
 from broker.task import Checkpoint, Task
