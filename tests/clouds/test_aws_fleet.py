@@ -58,7 +58,7 @@ def test_whoever_lists_it_knows_what_the_winner_costs(aws: Aws, provider: AwsPro
     first, second = offers[:2]
     aws.world.no_capacity = {first.key.removeprefix("aws/")}
     request = request_for(first)
-    instance = provider.launch_any(request, offers)
+    instance = provider.launch_any(request, offers)  # its answer has the first one's error and the second's machine
     assert (instance.instance_type, instance.zone, instance.hourly) == (
         second.instance_type,
         second.zone,

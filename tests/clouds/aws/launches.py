@@ -303,7 +303,8 @@ def _fleet(world: Ec2, moto: App, request: Request) -> Answer:
                 "instanceIds": [instance_id],
                 "instanceType": override["InstanceType"],
             }
-            return ec2("CreateFleet", element("fleetId", "fleet-1") + element("fleetInstanceSet", [group]))
+            made = element("fleetInstanceSet", [group]) + (element("errorSet", errors) if errors else "")
+            return ec2("CreateFleet", element("fleetId", "fleet-1") + made)
         code, message = (re.findall(rb"<%s>([^<]*)<" % tag, refusal.body)[0].decode() for tag in (b"Code", b"Message"))
         chosen = {name[0].lower() + name[1:]: value for name, value in override.items()}
         of = {"launchTemplateAndOverrides": {"overrides": chosen}}
