@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -65,6 +66,42 @@ def test_a_token_that_is_always_refused_is_unknown(metadata: InstanceMetadata) -
     metadata.token_life = 0.0
     with pytest.raises(OSError, match="401"):
         guest.notice()
+
+
+def test_a_storm_of_401_is_unknown_while_it_lasts_and_no_flood(metadata: InstanceMetadata) -> None:
+    metadata.interrupt(time.time() + 120)
+    metadata.token_life = 0.0
+    for _ in range(5):
+        with pytest.raises(OSError, match="401"):
+            guest.notice()
+    assert len(metadata.asked) == 5 * 4, "a token and a page, and both once more"
+    metadata.token_life = 60.0
+    assert guest.notice() is not None
+
+
+def test_a_notice_that_is_gone_again_has_been_one(metadata: InstanceMetadata) -> None:
+    """404, 200, 404: EC2 takes the machine all the same, or not; what was said is not unsaid."""
+    heard: list[int] = []
+    notices = Notices(guest.notice, usual=120.0, seen=lambda: heard.append(1), warn=lambda _: None)
+    assert notices.look() is None
+    metadata.interrupt(time.time() + 120)
+    word = notices.look()
+    assert word is not None
+    del metadata.pages[ACTION]
+    assert notices.look() is word
+    assert heard == [1]
+
+
+@pytest.mark.parametrize(("action", "told"), [("stop", "stop"), ("hibernate", "hibernate"), (None, "terminate")])
+def test_a_notice_of_another_kind_or_of_the_past_leaves_the_usual_time(
+    metadata: InstanceMetadata, action: str | None, told: str
+) -> None:
+    metadata.pages[ACTION] = json.dumps({"action": action, "time": "2020-01-01T00:00:00Z"})
+    notices = Notices(guest.notice, usual=120.0, seen=lambda: None, warn=lambda _: None)
+    word = notices.look()
+    assert word is not None
+    assert word.kind == told
+    assert word.ends - time.monotonic() == pytest.approx(120, abs=5)
 
 
 @pytest.mark.parametrize("status", [500, 403, 503])
