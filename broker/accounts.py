@@ -112,8 +112,8 @@ class Accounts:
                 self.noted.discard(unlisted.id)
 
     def _mine(self, digest: str) -> bool:
-        """Is a key of that digest of the account whose key is in use?"""
-        if digest == self.digest:
+        """Is a key of that digest of the account whose key is in use? Without one nothing can be told apart."""
+        if self.key is None or digest == self.digest:
             return True
         whose = _text(self.folder / "accounts" / digest)
         return bool(whose) and whose == self._owner()

@@ -260,9 +260,10 @@ class VastProvider:
             return None
         try:
             known = self.records.answer("gpu_names", NAMES_FRESH, self.vast.gpu_names)
-        except (AuthFailed, ProviderUnavailable):
-            raise
-        except ProviderError:
+        except ProviderError as error:
+            # A service that cannot be reached is not asked for the rest; one that does not know this still searches.
+            if isinstance(error, AuthFailed) or error.code.endswith(("Timeout", "Error")):
+                raise
             return None
         return offers.spellings(query, known) if known else None
 

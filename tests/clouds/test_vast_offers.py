@@ -295,10 +295,11 @@ def test_what_does_not_fit_is_no_offer_whatever_the_search_heeds(vast: Stage, bl
     assert not found.left_out
 
 
-def test_names_that_do_not_come_are_done_without(vast: Stage) -> None:
+@pytest.mark.parametrize("how", ["null", "html", "cut", "500", "502", "no", "often"])
+def test_names_that_do_not_come_are_done_without(vast: Stage, how: str) -> None:
     vast.host()
     vast.host(gpu_name="RTX 3090", gpu_ram=24268)
-    vast.server.lies.broken["GET /api/v0/gpu_names/unique/"] = ["null"]
+    vast.server.lies.broken["GET /api/v0/gpu_names/unique/"] = [how]
     assert {offer.gpu for offer in vast.offers()} == {"RTX4090"}
     assert "gpu_name" not in vast.server.bodies("POST /api/v0/bundles/")[0]
 

@@ -71,6 +71,13 @@ def test_a_key_whose_owner_nobody_told_vouches_for_itself_only(tmp_path: Path) -
     assert len(accounts(tmp_path, "b", "me").listed([])) == 1
 
 
+def test_without_a_key_that_is_what_is_missing(tmp_path: Path) -> None:
+    accounts(tmp_path, "a", "me").rented(ONE)
+    nobody = Accounts(tmp_path, None, lambda: "")
+    nobody.reach(ONE)
+    assert nobody.findings() == []
+
+
 def test_a_machine_that_the_key_in_use_lists_is_of_its_account(tmp_path: Path) -> None:
     accounts(tmp_path, "a", "me").rented(ONE)
     renewed = accounts(tmp_path, "b")
