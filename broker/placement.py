@@ -24,7 +24,7 @@ from broker.inheritance import inherit
 from broker.offer import Offer, Trust
 from broker.policy.cost import Prospect
 from broker.policy.egress import by_place, leaving
-from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Kind, LaunchRequest, Traits
+from broker.provider import TAG_GENERATION, TAG_INSTALLATION, TAG_JOB, Kind, LaunchRequest, Provider, Traits
 from broker.store import JobRow
 from broker.task import Task
 from broker.vault import unseal
@@ -128,18 +128,7 @@ def freeze(
     provider = world.provider(offer.provider)
     traits = provider.traits
     limits = world.limits(simulated=traits.simulated)
-    keys, home = JobKeys(row.id), world.home(row.home)
-    if home.is_local and not traits.simulated:
-        raise ConfigError(
-            f"the home {row.home} is a folder on this machine, which {offer.provider} cannot reach",
-            fix="set `home` to an object store, such as s3://BUCKET/PREFIX",
-        )
-    if home.find(keys.spec) is None:
-        # Its machine would find nothing to run, and the snapshots are gone with it.
-        raise HomeError(
-            f"the home {row.home} has lost {keys.spec}: the job cannot be started from it",
-            fix="put the home's objects back, or submit the task again",
-        )
+    keys, home = JobKeys(row.id), _home_for(row, provider, world)
     placed = _placed(traits, image, offer)
     until, _ = end_of(task, offer, None, now)
     access, itself = identity.entry(world.config, row.home, row.id, generation, until, provider, offer)
@@ -205,6 +194,23 @@ def freeze(
         any_of=terms.any_of,
         identity=itself,
     )
+
+
+def _home_for(row: JobRow, provider: Provider, world: World) -> Home:
+    """The job's home, which a machine of that provider can reach and start from. Raises ConfigError, HomeError."""
+    home, spec = world.home(row.home), JobKeys(row.id).spec
+    if home.is_local and not provider.traits.simulated:
+        raise ConfigError(
+            f"the home {row.home} is a folder on this machine, which {provider.name} cannot reach",
+            fix="set `home` to an object store, such as s3://BUCKET/PREFIX",
+        )
+    if home.find(spec) is None:
+        # Its machine would find nothing to run, and the snapshots are gone with it.
+        raise HomeError(
+            f"the home {row.home} has lost {spec}: the job cannot be started from it",
+            fix="put the home's objects back, or submit the task again",
+        )
+    return home
 
 
 def _placed(traits: Traits, image: str | None, offer: Offer) -> images.Placed:

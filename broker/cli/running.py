@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.cli.follow import Follower, Interrupts
     from broker.config import Config
     from broker.job import Job
+    from broker.planning import Plan
     from broker.task import Task
 
 HANDED_OVER = 130
@@ -69,8 +70,6 @@ def run_verb(
     from broker.cli.offers import make_plan, nothing, show_plan
     from broker.cli.trusting import wants_cheaper
     from broker.config import load
-    from broker.job import submit
-    from broker.store import open_store
 
     config = load()
     given = {
@@ -97,6 +96,14 @@ def run_verb(
         return 1
     if offered_home(screen, plan, config, ask=not yes):
         config = load()
+    return _submitted(screen, plan, config, detach=detach, stay_awake=stay_awake)
+
+
+def _submitted(screen: Screen, plan: Plan, config: Config, *, detach: bool, stay_awake: bool) -> int:
+    """Write the job down and drive it, or leave it to a broker in the background; the command's exit code."""
+    from broker.job import submit
+    from broker.store import open_store
+
     with screen.waiting("the workdir to be packed and written to the home"):
         store = open_store(config.state, config.database)
         job = submit(plan.task, config=config, store=store, decision=plan.decision)
