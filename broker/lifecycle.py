@@ -19,6 +19,7 @@ from broker.purse import LIMITS, extended
 from broker.reaction import UNCONFIRMED_AFTER, settled
 from broker.state import Held, JobState, Outcome, Retiring
 from broker.task import Task
+from broker.watch import told
 from broker.world import World
 
 
@@ -100,7 +101,7 @@ def _terminate(held: Held, state: JobState, world: World) -> bool:
         world.store.event(
             state.job,
             "warning",
-            f"{held.provider} did not take the termination of {held.instance}: {error}; trying again",
+            f"{held.provider} did not take the termination of {held.instance}: {told(error)}; trying again",
             generation=held.generation,
             once=f"terminate {type(error).__name__}",
         )

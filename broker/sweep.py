@@ -81,7 +81,7 @@ def sweep(world: World) -> list[str]:
         try:
             world.provider(instance.provider).terminate(instance)
         except BrokerError as error:
-            text = f"orphan {instance.id} at {instance.provider} could not be ended: {error}"
+            text = f"orphan {instance.id} at {instance.provider} could not be ended: {told(error)}"
             world.store.event(instance.job, "warning", text, generation=instance.generation, once=f"orphan {error}")
             continue
         ended.append(f"{instance.provider}/{instance.id}")

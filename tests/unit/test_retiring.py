@@ -34,6 +34,8 @@ def test_a_termination_that_is_refused_is_asked_for_again_ever_more_rarely(stage
     stage.cloud.script("terminate", *[NO_KEY] * 40)
     stage.run(job, until=lambda: terminations(stage) == 40)
     assert stage.clock() - START > 660 + 600
+    (said,) = [event.text for event in job.events() if "did not take the termination" in event.text]
+    assert f"({NO_KEY.fix})" in said, "what to do stands beside it: it goes on being billed"
     assert stage.run(job).status == "succeeded", stage.story(job)
     assert stage.cloud.living() == []
 
