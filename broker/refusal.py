@@ -33,9 +33,10 @@ _CREDIT = _any(
     r"email( \w+){0,3} not verified",
 )
 _KEY = _any(
-    "(invalid|wrong|expired|revoked|unknown) (api )?(key|token|credentials?)",
-    "(key|token|credentials?) (is |are )?(invalid|wrong|expired|revoked)",
+    "(invalid|wrong|expired|revoked|unknown|disabled) (api )?(key|token|credentials?)",
+    "(key|token|credentials?) (is |are |was |has been )?(invalid|wrong|expired|revoked|disabled|deleted)",
     "not authori[sz]ed|unauthori[sz]ed|(permission|access) denied|forbidden",
+    r"(not have|lacks?|missing|no)( \w+){0,3}? permissions?|read only (api )?(key|token)",
 )
 _OFTEN = _any(
     "rate limit(s|ed)?|request limit exceeded|too frequent|throttl(ed|ing)|slow down",
@@ -45,6 +46,7 @@ _QUOTA = _any(
     r"quotas?|limit exceeded|count exceeded|limit of \d+|(vcpu|instance|pod|spend|spending) (limit|cap)",
     r"(reached|exceed(s|ed|ing)?)( \w+){0,6} (limit|maximum)",
     r"max(imum)?( \w+){0,4} reached",
+    rf"(can|may)( \w+){{0,3}}? (up to|at most|no more than) \d+( \w+){{0,2}}? {_THING}",
     "too many (instances|pods|machines|vms)",
 )
 _FORM = _any("lengths?|characters|bytes|sizes?|format|too long")  # a limit on what is written in a request
@@ -52,7 +54,7 @@ _SPEND = re.compile(r"\bspend")
 _CAPACITY = _any(
     rf"{_THING}( \w+){{0,5}} (unavailable|exhausted|sold out|already (rented|taken|in use)|no longer available)",
     rf"(no|not enough|insufficient|lack of|out of|exhausted|at)( \w+){{0,4}} {_THING}",
-    rf"{_THING}( \w+){{0,2}}? (is |are )?(currently )?(not available|offline|overloaded|full)",
+    rf"{_THING}( \w+){{0,2}}? (is |are )?(currently )?(not available|offline|overloaded|full|busy)",
     "supply constraint|temporarily unavailable|(closed|down) for maintenance|under maintenance",
     rf"not have (sufficient|enough|the)( \w+){{0,5}} {_THING}",
     "not available (in|at|here)|no longer (available|rentable)|sku not available|no such (ask|offer)",

@@ -32,17 +32,19 @@ WORDS: dict[type[ProviderError], tuple[str, ...]] = {
         "Your bid is below the minimum bid", "GPU type not available in this region", "host is already rented",
         "ask contract 123 is not available", "SUPPLY_CONSTRAINT", "region closed for maintenance", "host is offline",
         "The requested configuration is temporarily unavailable", "Server overloaded",
+        "All machines are currently busy", "no machine here: only 2 GPUs left",
     ),
     QuotaExceeded: (
         "QUOTA_EXCEEDED", "VcpuLimitExceeded", "MaxSpotInstanceCountExceeded", "max pods reached",
-        "spend limit reached",
+        "spend limit reached", "You can only have up to 5 running pods", "new accounts may rent at most 2 GPUs",
         "Operation could not be completed as it results in exceeding approved LowPriorityCores quota",
         "You have requested more vCPU capacity than your current vCPU limit of 0 allows",
     ),
     AuthFailed: (
         "Insufficient_Credit", "You must have at least $10", "payment required", "account_suspended",
         "email not verified", "Invalid API key", "Unauthorized", "account has been banned", "KYC required",
-        "permission denied for this resource",
+        "permission denied for this resource", "API key disabled", "This key was revoked", "Read-only key",
+        "You do not have permission to perform this action", "missing permission: instance_write",
     ),
     RateLimited: ("Too many requests", "RequestLimitExceeded", "Throttling"),
     ProviderError: (
