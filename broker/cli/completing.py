@@ -29,10 +29,10 @@ def tasks(incomplete: str) -> list[tuple[str, str]]:
     """Task files here, folders that hold one or lead on, and the bundled tasks."""
     from broker import bundled
 
-    folder, _, _ = incomplete.rpartition("/")
+    folder, slash, _ = incomplete.rpartition("/")
     found: list[tuple[str, str]] = []
     with contextlib.suppress(OSError):
-        for path in sorted(Path(folder or ".").expanduser().iterdir()):
+        for path in sorted(Path(folder or slash or ".").expanduser().iterdir()):
             shown = f"{folder}/{path.name}" if "/" in incomplete else path.name
             if path.suffix in (".yaml", ".yml") and path.is_file():
                 found.append((shown, "a task file"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from cli.command import Cli
+
+from broker.cli import completing
 
 PROGRAM = """\
 import atexit, sys
@@ -49,3 +52,8 @@ def test_nothing_is_offered_where_something_is_wrong(cli: Cli) -> None:
     assert offered(cli, "broker show ")[0] == []
     (cli.folder / "config.toml").write_text("no = [toml")
     assert offered(cli, "broker show ")[0] == []
+
+
+def test_what_begins_at_the_root_is_of_the_root() -> None:
+    assert all(Path(word).exists() for word, _ in completing.tasks("/"))
+    assert any(word == "/usr/" for word, _ in completing.tasks("/u"))
