@@ -215,7 +215,8 @@ class Site:
 
     def trace(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.trace"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # a line may be seen half written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def phase(self, job: Job) -> str:
         state = self.store.job(job.id).state
