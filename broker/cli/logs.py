@@ -16,7 +16,7 @@ from broker.cli.screen import Screen, Usage
 
 if TYPE_CHECKING:
     from broker.job import Job
-    from broker.output import Line
+    from broker.output import Line, Output
 
 CLEAR = "\r\x1b[K"
 
@@ -48,15 +48,30 @@ def logs_verb(
     printer.put(output.lines(rows, final=done) if whole else output.last(rows, tail, since=after, final=done))
     printer.unfinished(output.pending(), live=follow)
     printer.document()
-    while follow and not done:
-        time.sleep(0.5 if job.home.is_local else 2.0)
-        done = job.refresh().row.decided
-        printer.put(output.lines(job.placements(), final=done))
-        printer.unfinished(output.pending(), live=True)
     if follow:
+        if not done:
+            _follow(screen, job, printer, output)
         screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
     elif not printer.lines and tail != 0:
         screen.say(f"no output since {since}" if since and output.seen else _silence(job, done=done))
+
+
+def _follow(screen: Screen, job: Job, printer: _Printer, output: Output) -> None:
+    """Print what comes until the job has ended. A home that is out of reach for a while ends nothing."""
+    from broker.errors import HomeUnavailable
+
+    done, told = False, ""
+    while not done:
+        time.sleep(0.5 if job.home.is_local else 2.0)
+        ended = job.refresh().row.decided
+        try:
+            printer.put(output.lines(job.placements(), final=ended))
+        except HomeUnavailable as error:
+            if told != (told := error.message):
+                screen.warn(f"the output cannot be read now, and is tried again: {error}")
+            continue
+        done, told = ended, ""
+        printer.unfinished(output.pending(), live=True)
 
 
 def moment(text: str, option: str) -> float:

@@ -69,6 +69,23 @@ def test_logs(finished: Finished) -> None:
     assert cli("logs", job, "--tail", "0").stderr == "", "it printed something, and none of that was wanted"
 
 
+def test_who_follows_outlasts_a_home_that_is_away(cli: Cli) -> None:
+    cli.task(steps=60, pause=0.1)
+    job = cli("run", "counter", "-y", "-d").stdout.strip()
+    follower = cli.start("logs", "-f", job)
+    assert follower.stdout is not None
+    assert follower.stderr is not None
+    first = follower.stdout.readline()
+    home = cli.state / "home"
+    home.rename(home.with_name("unplugged"))
+    while "the output cannot be read now, and is tried again" not in (said := follower.stderr.readline()):
+        assert said, "it ended"
+    home.with_name("unplugged").rename(home)
+    rest, _ = follower.communicate(timeout=90)
+    assert first + rest == cli("logs", job).stdout
+    assert "step 60" in rest
+
+
 def test_a_terminal_may_be_narrow_or_lack_letters(finished: Finished) -> None:
     cli, job, _ = finished
     command = [sys.executable, "-m", "broker", "ps", "-a"]
