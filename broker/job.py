@@ -299,8 +299,9 @@ class Job:
         return {name: found[name] for name in names}
 
     def pull(self, to: Path, *, checkpoint: bool = False) -> list[Path]:
-        """Download the job's outputs into a folder, or with `checkpoint` its newest snapshot.
+        """Download the job's outputs into a folder, or with `checkpoint` its newest snapshot that is whole.
 
+        Where that is an older one, a warning among the job's events says so.
         Raises JobUnfinished while there is nothing yet, SnapshotCorrupt for what does not verify.
         """
         if checkpoint:
@@ -357,13 +358,17 @@ class Job:
         keys, home = JobKeys(self.id), self.home
         state = JobState.from_json(self.row.state) if self.row.state else JobState(self.id)
         problems: list[str] = []
-        for generation, seq in walk_lineage(home, keys, state.parents, state.generation + 1):
+        for generation, seq in walk_lineage(
+            home, keys, state.parents, state.generation + 1, expected=state.seqs, problems=problems
+        ):
             try:
                 manifest = read_manifest(home, keys, generation, seq)
                 download(home, keys, manifest.files, to)
             except errors.SnapshotCorrupt as error:
                 problems.append(f"snapshot {generation}/{seq}: {error}")
                 continue
+            for problem in problems:
+                self.store.event(self.id, "warning", f"snapshot {generation}/{seq} was pulled, an older one: {problem}")
             return [to / path for path in manifest.files]
         if problems:
             raise errors.SnapshotCorrupt(

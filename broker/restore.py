@@ -203,10 +203,22 @@ def snapshots_of(home: Home, keys: JobKeys, generation: int) -> list[int]:
 
 
 def walk_lineage(
-    home: Home, keys: JobKeys, parents: Mapping[int, tuple[int, int] | None], below: int
+    home: Home,
+    keys: JobKeys,
+    parents: Mapping[int, tuple[int, int] | None],
+    below: int,
+    *,
+    expected: Mapping[int, int] | None = None,
+    problems: list[str] | None = None,
 ) -> Iterable[tuple[int, int]]:
-    """The snapshots that generation `below` might restore, newest first: (generation, seq)."""
-    return _Lineage(home, keys, parents).walk(below)
+    """The snapshots that generation `below` might restore, newest first: (generation, seq).
+
+    expected: as for `restore_newest`. problems: gets what is not as it should be, in words.
+    """
+    chain = _Lineage(home, keys, parents, expected)
+    if problems is not None:
+        chain.problems = problems
+    return chain.walk(below)
 
 
 def restore_newest(

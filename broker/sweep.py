@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.errors import BrokerError, ConfigError, JobNotFound
 from broker.provider import Instance, State
 from broker.state import JobState
+from broker.store import claimed
 from broker.watch import told
 from broker.world import World
 
@@ -74,6 +75,19 @@ def _unasked(name: str, error: BrokerError, world: World) -> None:
             )
 
 
+def _book(instance: Instance, world: World) -> None:
+    """What came of a launch that had been given up has cost something, too."""
+    for row in world.store.placements(instance.job):
+        if row.generation == instance.generation and row.status == "closed" and row.launched_at is None:
+            world.store.update_placement(
+                instance.job,
+                instance.generation,
+                launched_at=instance.launched_at or row.sent_at or row.picked_at,
+                hourly=instance.hourly or claimed(row.request),
+                ended_at=world.clock(),
+            )
+
+
 def sweep(world: World) -> list[str]:
     """End every orphan; returns what was ended, `provider/id`. One that cannot be ended now is met again next time."""
     ended: list[str] = []
@@ -85,6 +99,7 @@ def sweep(world: World) -> list[str]:
             world.store.event(instance.job, "warning", text, generation=instance.generation, once=f"orphan {error}")
             continue
         ended.append(f"{instance.provider}/{instance.id}")
+        _book(instance, world)
         text = f"ended {instance.id} at {instance.provider}, which no job owns"
         world.store.event(instance.job, "swept", text, generation=instance.generation, once=instance.id)
     return ended

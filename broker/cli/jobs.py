@@ -282,9 +282,12 @@ def pull_verb(
 
     job = get(name)
     target = to or Path(job.id)
-    fresh = not target.exists()
+    fresh, told = not target.exists(), max((event.seq for event in job.events()), default=0)
     with screen.waiting(f"the outputs of {job.id}"):
         paths = job.pull(target, checkpoint=checkpoint)
+    for event in job.events(after=told):
+        if event.kind == "warning":
+            screen.say(event.text)
     if fresh:
         mark_outputs(target)
     if screen.json:

@@ -13,8 +13,10 @@ from typing import Self
 import numpy as np
 import pytest
 
+from broker.config import load
 from broker.errors import HomeError, SnapshotCorrupt
 from broker.home import Access, Home, JobKeys, folder_url
+from broker.job import Job
 from broker.restore import unmatched, write_parent
 from broker.snapshot import (
     File,
@@ -27,6 +29,8 @@ from broker.snapshot import (
     restore_newest,
     upload_tree,
 )
+from broker.state import JobState
+from broker.store import JobRow, open_store
 
 KEYS = JobKeys("job-1")
 DAY = 86400.0
@@ -117,6 +121,23 @@ def test_a_corrupt_snapshot_falls_back_to_its_predecessor(runs: Runs, home: Home
     assert len(problems) == 1
     assert "snapshot 1/2" in problems[0]
     assert np.load(tmp_path / "target" / "last.npz")["value"][0] == 11
+
+
+def test_an_older_snapshot_is_pulled_with_a_word(runs: Runs, home: Home, tmp_path: Path) -> None:
+    runs.publish(1, [11])
+    (spoilt,) = runs.publish(2, [21], parent=(1, 1))
+    runs.spoil(spoilt)
+    config = load(state=tmp_path / "state", file=tmp_path / "config.toml")
+    state = JobState("job-1", generation=2, parents={1: None, 2: (1, 1)}).to_json()
+    store = open_store(config.state)
+    store.add_job(JobRow(id="job-1", name="j", created_at=0.0, status="stopped", home=home.url, task={}, state=state))
+    job = Job(store.job("job-1"), config, store)
+    (file,) = job.pull(tmp_path / "pulled", checkpoint=True)
+    assert np.load(file)["value"][0] == 11
+    (event,) = job.events()
+    assert event.kind == "warning"
+    assert event.text.startswith("snapshot 1/1 was pulled, an older one: snapshot 2/1: ")
+    store.close()
 
 
 def test_all_corrupt_stops_instead_of_starting_from_nothing(runs: Runs, home: Home, tmp_path: Path) -> None:

@@ -52,11 +52,13 @@ def lost_launch(stage: Stage) -> Job:
 
 
 def test_what_came_of_a_lost_launch_is_ended_and_said(stage: Stage) -> None:
-    lost_launch(stage)
+    job = lost_launch(stage)
     stray = next(iter(stage.cloud.rented.values()))
     assert sweep(stage.world) == []
+    stage.clock.advance(60.0)
     stray.hidden_until = stage.clock()
     assert sweep(stage.world) == [f"fake/{stray.id}"]
+    assert job.placements()[0].cost(stage.clock()) == pytest.approx(stray.cost(stage.clock())), "it is booked"
 
 
 def test_a_provider_that_cannot_be_asked_for_it_is_said_once(stage: Stage) -> None:
