@@ -85,8 +85,8 @@ def test_a_job_in_a_container_moves_when_its_machine_is_taken_back(tmp_path, pod
     worker = threading.Thread(target=lambda: ended.append(broker.run(task)))
     worker.start()
     machines = tmp_path / "state" / "local" / "machines"
-    wait_for(podman.running, 60)
-    wait_for(lambda: [job for job in broker.jobs() if any(e.kind == "snapshot" for e in job.events())], 60)
+    wait_for(lambda: [job for job in broker.jobs() if any(e.kind == "snapshot" for e in job.events())], 120)
+    assert podman.running()
     take_back(machines.parent, next(machines.iterdir()).name, "vast")
     worker.join(90)
     assert not worker.is_alive()
