@@ -154,7 +154,8 @@ def decide(now: Situation) -> Timing:
     up = [spot for spot in now.spots if spot.up]
     price = min((spot.price for spot in up or now.spots), default=now.on_demand)
     if price >= now.on_demand:
-        return Timing(Choice.ON_DEMAND, None, "no spot price is below on-demand's")
+        why = "no spot price is below on-demand's" if now.spots else "there is no spot machine that would do"
+        return Timing(Choice.ON_DEMAND, None, why)
     costs_by = table(_rounded(now.delay), _rounded(price / now.on_demand), _horizon(now.work))
     best, costs = _costs(now, costs_by, up, can_spot=can_spot, can_wait=can_wait)
     ranked = sorted(costs.items(), key=lambda pair: pair[1])

@@ -207,6 +207,7 @@ def test_without_a_machine_on_demand_nothing_is_promised() -> None:
     assert found.offer == offer("a1")
     assert "the deadline in 3 h 00 m cannot be promised" in found.reasons[1]
     both = [offer("a1"), offer("a1", Market.ON_DEMAND)]
+    assert decision(both, 2.0, 3.0, spot="never").timing.why == "there is no spot machine that would do"
     assert "spot: only: the deadline" in decision(both, 2.0, 3.0, spot="only").reasons[1]
 
 
