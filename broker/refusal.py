@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import re
 
-from broker.errors import AuthFailed, InvalidRequest, NoCapacity, ProviderError, QuotaExceeded, RateLimited
+from broker.errors import Ambiguous, AuthFailed, InvalidRequest, NoCapacity, ProviderError, QuotaExceeded, RateLimited
 from broker.offer import Offer
 
 PAUSE = 5.0
 """Seconds to wait where too many calls were made."""
+FAULT = re.compile(
+    r"something went wrong|internal (server )?error|tim(ed|e)[ -]?out|\bgateway\b|hang up|econnre|"
+    r"service unavailable|unexpected error",
+    re.IGNORECASE,
+)
+"""A fault of the vendor's own. What came of a call that ends so is not known, whatever its status is."""
 _THING = (
     r"(capacity|stock|resources?|gpus?|machines?|instances?|pods?|vms?|hosts?|servers?|offers?|asks?|nodes?"
     r"|cards?)"
@@ -24,13 +30,14 @@ def _any(*patterns: str) -> re.Pattern[str]:
 
 _CREDIT = _any(
     "(insufficient|not enough|no|low|out of) (account )?(balance|credits?|funds)",
-    r"(balance|credits?|funds)( \w+){0,3}? (too low|insufficient|required|needed|deficit|exhausted)",
+    r"(balance|credits?|funds)( \w+){0,3}? (too low|insufficient|required|needed|deficit|exhausted|negative)",
     "lacks? (credits?|funds)",
     "payment (is )?(required|method)|billing",
     r"(must|need to) have at least \d+",
     r"account( \w+){0,3} (suspended|inactive|disabled|locked|blocked|restricted|banned|closed|terminated)",
     r"(kyc|identity|account)( \w+){0,2} (required|not verified|unverified)",
     r"email( \w+){0,3} not verified",
+    "verify your (email|identity|account|phone)|(email|user|account|identity|phone) verification",
 )
 _KEY = _any(
     "(invalid|wrong|expired|revoked|unknown|disabled) (api )?(key|token|credentials?)",
@@ -58,6 +65,7 @@ _CAPACITY = _any(
     "supply constraint|temporarily unavailable|(closed|down) for maintenance|under maintenance",
     rf"not have (sufficient|enough|the)( \w+){{0,5}} {_THING}",
     "not available (in|at|here)|no longer (available|rentable)|sku not available|no such (ask|offer)",
+    "already (rented|taken)",
     "sold out|stockout|allocation (request )?failed|overconstrained|capacity (unavailable|exceeded|error)",
     "different (machine|host|region|zone)",
     r"bid( \w+){0,4} (too low|below|at least|minimum|outbid)",
@@ -80,7 +88,9 @@ def read(error: ProviderError, offer: Offer) -> ProviderError:
     if _QUOTA.search(words) and not _FORM.search(words):
         scope = offer.provider if _SPEND.search(words) else f"{offer.provider}/{offer.region}/{offer.market}"
         return QuotaExceeded(error.message, scope=scope, **told)
-    return NoCapacity(error.message, **told) if _CAPACITY.search(words) else error
+    if _CAPACITY.search(words):
+        return NoCapacity(error.message, **told)
+    return Ambiguous(error.message, **told) if FAULT.search(words) else error
 
 
 def _words(text: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 from broker import images, keys
 from broker.accounts import Accounts
 from broker.errors import (
-    Ambiguous,
     AuthFailed,
     BrokerError,
     ConfigError,
@@ -24,7 +23,7 @@ from broker.errors import (
 from broker.offer import Market, Offer, OfferQuery
 from broker.provider import Finding, Instance, Kind, LaunchRequest, Notice, OfferList, PartialOffers, Shell, Traits
 from broker.rest import number
-from broker_runpod import catalog, pods, refusals
+from broker_runpod import catalog, pods
 from broker_runpod import settings as settings_of
 from broker_runpod.api import ACCOUNT, PRICES, RENT_SPOT, TERMINATE, Api
 from broker_runpod.refusals import HOW_TO_KEY, NAME, Withdrawn
@@ -262,11 +261,6 @@ class RunPodProvider:
                 offer = request.offer
                 scope = f"{NAME}/{offer.region}/{offer.zone}/{offer.instance_type}"
                 raise QuotaExceeded(error.message, scope=scope, provider=NAME, code=error.code) from error
-            raise
-        except ProviderError as error:
-            if type(error) is ProviderError and refusals.FAULT.search(error.message):
-                # The upstream's own fault, which comes through with 400: what came of the call is not known.
-                raise Ambiguous(error.message, provider=NAME, code=error.code) from error
             raise
         return self._made(made)
 

@@ -23,6 +23,7 @@ from broker.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from broker.refusal import FAULT
 from broker.rest import RETRY_AFTER
 
 NAME = "runpod"
@@ -46,12 +47,6 @@ GONE = re.compile(r"pod[ _]not[ _]found", re.IGNORECASE)
 NO_SPOT = re.compile(
     r"(cannot query field|unknown (type|field|mutation)|no (such )?(field|mutation|type))\W+podRentInterruptable|"
     r"podRentInterruptable\w*\W.{0,40}(removed|no longer|deprecated|not (supported|available)|does not exist|unknown)",
-    re.IGNORECASE,
-)
-# What came of a call that ends so is not known.
-FAULT = re.compile(
-    r"something went wrong|internal (server )?error|tim(ed|e)[ -]?out|\bgateway\b|hang up|econnre|"
-    r"service unavailable|unexpected error",
     re.IGNORECASE,
 )
 INVALID = ("GRAPHQL_VALIDATION_FAILED", "GRAPHQL_PARSE_FAILED", "BAD_USER_INPUT")

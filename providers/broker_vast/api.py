@@ -42,6 +42,15 @@ TAKEN = re.compile(
     r"(no|insufficient|out of) capacity",
     re.IGNORECASE,
 )
+# The same, and what a host has no more of what it offered, also where it is called a wrong argument.
+SHORT = re.compile(
+    r"\bbid\b.{0,40}(too low|below|insufficient|at least|minimum|not win|outbid)|"
+    r"\b(machine|host|offer|ask|gpus?)\b.{0,40}(offline|unavailable|not available|no longer|already rented)|"
+    r"\bdisk\b.{0,60}(exceed|not enough|insufficient|unavailable|not available|(larger|greater|more) than)|"
+    r"not enough (disk|space)",
+    re.IGNORECASE,
+)
+OFFER = re.compile(r"\b(gone|asks?|offers?|machines?|instance type)\b", re.IGNORECASE)
 MARGIN = 0.2  # seconds above a threshold: calls do not arrive as evenly as they are sent
 # What is read of a contract; columns that nobody knows come back as null.
 COLUMNS = (
@@ -86,7 +95,12 @@ class Vast:
     def create(self, ask: int, body: Mapping[str, Any]) -> str:
         """PUT /asks/{id}/: rent an offer; the contract's id. Raises Ambiguous without one, Stillborn for a dead one."""
         path = f"/api/v0/asks/{ask}/"
-        said = self._call("PUT", path, body=dict(body), creating=True, lane="create")
+        try:
+            said = self._call("PUT", path, body=dict(body), creating=True, lane="create")
+        except NotFound as error:
+            if error.code == "410" or OFFER.search(error.message):
+                raise NoCapacity(error.message, provider=NAME, code=error.code) from error
+            raise
         contract = whole(said.get("new_contract"))
         if contract is None:
             raise self.rest.silent(f"the answer to PUT {path} names no contract", "no new_contract", creating=True)
@@ -182,7 +196,7 @@ def explain(status: int, data: Any) -> ProviderError | None:
         return QuotaExceeded(
             told, scope=NAME, provider=NAME, code=slug, fix="new accounts may spend more after a while"
         )
-    taken = status in (400, 409) and slug not in BAD and TAKEN.search(text)
+    taken = status in (400, 409) and (SHORT.search(text) or (slug not in BAD and TAKEN.search(text)))
     # A price of ours is within the documented limits, so that it is the market's least bid that rose.
     if taken or slug == "invalid_price":
         return NoCapacity(told, provider=NAME, code=slug or str(status))

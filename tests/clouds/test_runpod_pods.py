@@ -308,7 +308,7 @@ def test_what_rest_refuses(cloud: RunPod, provider: RunPodProvider, told: Proble
     offer = offer_of(provider, Market.ON_DEMAND)
     cloud.faults.add("refuse", told)
     with pytest.raises(ProviderError) as caught:
-        provider.launch(request_for(offer))
+        wrap(provider).launch(request_for(offer))
     assert type(caught.value) is kind
     if isinstance(caught.value, QuotaExceeded):
         assert offer.key.startswith(caught.value.scope)

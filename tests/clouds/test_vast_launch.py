@@ -13,6 +13,7 @@ from clouds.vast.account import ON_DEMAND
 from clouds.vast.stage import QUERY, Stage
 
 from broker import images
+from broker.contract import wrap
 from broker.errors import (
     Ambiguous,
     AuthFailed,
@@ -346,6 +347,13 @@ GONE = "error 404/3603: no_such_ask  Instance type by id 31550001 is not availab
         (refusal(400, None, "Offer 1 is not available any more."), NoCapacity, "400"),
         (refusal(400, "ask_taken", "This machine is already rented."), NoCapacity, "ask_taken"),
         (refusal(409, "conflict", "Instance type is no longer available."), NoCapacity, "conflict"),
+        (refusal(400, "invalid_args", "The bid is below the minimum bid."), NoCapacity, "invalid_args"),
+        (refusal(400, "invalid_args", "bid too low"), NoCapacity, "invalid_args"),
+        (refusal(400, "invalid_args", "Machine 40100 is offline."), NoCapacity, "invalid_args"),
+        (refusal(400, "invalid_args", "requested disk space exceeds what is there"), NoCapacity, "invalid_args"),
+        (refusal(404, "not_found", "Ask not found"), NoCapacity, "not_found"),
+        (refusal(410, "gone", "x"), NoCapacity, "gone"),
+        (refusal(410, None, "x"), NoCapacity, "410"),
         (refusal(400, "SOME_NEW_CODE_2027", "who knows"), ProviderError, "SOME_NEW_CODE_2027"),
         (refusal(418, "teapot", "short and stout"), ProviderError, "teapot"),
         (refusal(404, "no_such_thing", "hm"), NotFound, "no_such_thing"),
@@ -379,6 +387,27 @@ def test_case_18_the_given_codes(vast: Stage) -> None:
         vast.server.lies.refuse = [(row["http"], {"success": False, "error": row["error"]})]
         with pytest.raises(classes[row["class"]]):
             vast.provider().launch(request_for(offer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(200, "internal_error", "Internal Server Error"), Ambiguous),
+        (refusal(400, "error", "Something went wrong"), Ambiguous),
+        (refusal(400, "timeout", "upstream timed out"), Ambiguous),
+        (refusal(409, "already_rented", "x"), NoCapacity),
+        (refusal(400, "user_verification_required", "verify your email"), AuthFailed),
+        (refusal(400, None, "Your account balance is negative"), AuthFailed),
+    ],
+)
+def test_what_no_document_names_is_read_by_its_words(
+    vast: Stage, answer: tuple[int, dict[str, Any]], kind: type[ProviderError]
+) -> None:
+    vast.host()
+    vast.server.lies.refuse = [answer]
+    with pytest.raises(ProviderError) as caught:
+        wrap(vast.provider()).launch(request_for(vast.offer()))
+    assert type(caught.value) is kind
 
 
 def test_refused_with_200(vast: Stage) -> None:

@@ -46,6 +46,7 @@ WORDS: dict[type[ProviderError], tuple[str, ...]] = {
         "permission denied for this resource", "API key disabled", "This key was revoked", "Read-only key",
         "You do not have permission to perform this action", "missing permission: instance_write",
     ),
+    Ambiguous: ("Something went wrong. Please try again later.", "Internal Server Error", "upstream timed out"),
     RateLimited: ("Too many requests", "RequestLimitExceeded", "Throttling"),
     ProviderError: (
         "SOME_NEW_CODE_2027", "something new", "Unsupported", "no such image", "invalid disk size", "name too long",
