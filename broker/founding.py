@@ -120,9 +120,13 @@ def _bucket(client: S3Client, ground: Ground) -> Finding:
     bucket, kind = ground.bucket, ground.kind
     try:
         client.list_objects_v2(Bucket=bucket, MaxKeys=1, Prefix=ground.prefix)
+        if kind.identities:
+            _here(client.head_bucket(Bucket=bucket), ground)
         return Finding("bucket", True, f"{bucket} is there")
     except ClientError as error:
         code, status = _code(error)
+        if kind.identities:
+            _here(error.response, ground)
         if status != 404:
             fix = _who(ground) if kind.identities else ""
             raise _refused(f"{kind.title} does not let this key into {bucket}", code, status, kind, fix) from error
@@ -143,6 +147,14 @@ def _bucket(client: S3Client, ground: Ground) -> Finding:
     except BotoCoreError as error:
         raise _silent(ground, error) from error
     return Finding("bucket", True, f"{bucket} made")
+
+
+def _here(answer: Any, ground: Ground) -> None:
+    """Raises ConfigError for a bucket of another region: boto3 finds its way there, the machines' client does not."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    there = headers.get("x-amz-bucket-region", "") or answer.get("Error", {}).get("Region", "")
+    if there and there != (ground.settings.get("region") or "us-east-1"):
+        raise ConfigError(f"the bucket {ground.bucket} lies in {there}", fix=f"give its region: --region {there}")
 
 
 def _rule(client: S3Client, ground: Ground) -> Finding:

@@ -89,6 +89,9 @@ print(json.dumps(access.mint(config, config.home, "A", 1, time.time() + 3600).to
 """
 
 
+LENT = MINT.replace('mint(config, config.home, "A", 1, time.time() + 3600)', "lent(config, config.home)")
+
+
 def run(cli: Cli, program: str) -> str:
     """A program where that person is logged in."""
     done = subprocess.run([sys.executable, "-c", program], env=cli.env, capture_output=True, text=True, check=False)
@@ -146,9 +149,9 @@ def test_a_login_alone_gives_no_machine_its_keys(cli: Cli, on_sso: tuple[str, ..
     config = configured(cli)
     assert not access.has_key(access.mint(config, config.home, "A", 1, time.time() + 60).config)
     assert "it has none" in identity._without(config.home_config)
-    cli.task(steps=3, pause=0.0)
-    done = cli("run", "counter", "-y")
-    assert "succeeded" in done.stdout + done.stderr, "but the machine that is this computer"
+    lent = Access.from_json(json.loads(run(cli, LENT)))  # but the machine that is this computer
+    Home(lent).put(JobKeys("A").control, b"x")
+    assert "profile" not in lent.config
 
 
 def test_a_profile_that_there_is_not(cli: Cli, on_sso: tuple[str, ...]) -> None:
@@ -210,6 +213,15 @@ def test_a_bucket_that_is_encrypted_later_is_found_by_check(cli: Cli, gate: Gate
           configured(cli).home.removeprefix("s3://"), key="minter")  # fmt: skip
     rows = {row["what"]: row for row in cli.json("check", "aws")}
     assert rows["home's keys"]["state"] == "ok"
+
+
+def test_a_bucket_of_another_region(cli: Cli, gate: Gate, seaweedfs: SeaweedFS) -> None:
+    """The SDK would find its way there by itself, and no machine would."""
+    gate.region = "eu-central-1"
+    done = setup(cli, *at(gate, seaweedfs), key="minter", code=78)
+    assert "lies in eu-central-1" in done.stderr
+    assert "--region eu-central-1" in done.stderr
+    assert not (cli.folder / "config.toml").exists()
 
 
 def test_another_accounts_bucket(cli: Cli, gate: Gate, seaweedfs: SeaweedFS) -> None:

@@ -24,7 +24,7 @@ NS = "http://s3.amazonaws.com/doc/2006-03-01/"
 class Gate:
     """behind: the real server's URL. kms: what the bucket is encrypted with, empty for nothing. may_use: the access
     keys whose own IAM policy lets them use it. owner: the account that the bucket is of. lets_in: the access keys that
-    its policy lets in, None for all. endpoint: where it answers.
+    its policy lets in, None for all. region: where the bucket lies. endpoint: where this answers.
     """
 
     behind: str
@@ -32,6 +32,7 @@ class Gate:
     may_use: set[str] = field(default_factory=set)
     owner: str = ""
     lets_in: set[str] | None = None
+    region: str = ""
     endpoint: str = ""
 
     def refusal(self, method: str, path: str, query: Mapping[str, list[str]], headers: Mapping[str, str]) -> str:
@@ -107,7 +108,9 @@ def before(behind: str, **told: Any) -> Iterator[Gate]:
                 found = connection.getresponse()
                 content = found.read()
                 kept = {k: v for k, v in found.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
-                self.send(found.status, kept, content)
+                self.send(
+                    found.status, {**kept, **({"x-amz-bucket-region": gate.region} if gate.region else {})}, content
+                )
             finally:
                 connection.close()
 
