@@ -17,7 +17,14 @@ from clouds.seaweedfs import seaweedfs  # noqa: E402
 __all__ = ["aws", "aws_server", "aws_state", "machines", "postgres", "seaweedfs"]
 
 
-LONGEST_FIRST = ("test_the_real_daemon", "killed_at_random", "test_every_example_runs", "test_it_survives_a_notice")
+LONGEST_FIRST = (
+    "test_the_real_daemon",
+    "killed_at_random",
+    "test_every_example_runs",
+    "test_it_survives_a_notice",
+    "test_two_workers_learn",
+    "test_from_runpod_spot",
+)
 WAITING_FIRST = ("crash", "docs", "tasks", "cli", "guest", "clouds")
 
 
