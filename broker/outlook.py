@@ -97,6 +97,17 @@ def relative(speed: Mapping[str, float], on: str | None) -> dict[str, float]:
     return {card: value / base for card, value in speed.items()} if base else dict(speed)
 
 
+def speeds(task: Task, measured: Measured, on: str) -> dict[str, float]:
+    """How fast cards are, in times of the one that the work's hours are for: as the task says, or else as measured.
+
+    on: "" where nothing tells what card that is. Steps an hour say nothing then, nor of a card that was never measured.
+    """
+    if task.speed:
+        return relative(task.speed, on)
+    known = on and (on in measured.paces or model(on) in measured.paces)
+    return relative(measured.paces, on) if known else {}
+
+
 def planned(task: Task, home: str, home_config: Mapping[str, str], records: Records | None, now: float) -> Outlook:
     """For a task that is no job yet. records: what this installation has seen, None where it has seen nothing.
 
@@ -199,6 +210,7 @@ def _left(task: Task, stays: Sequence[Stay], checkpoint: tuple[int, int] | None,
         stays=stays,
         checkpoint=checkpoint,
         paces=measured.paces,
+        speed=speeds(task, measured, (work.on or "") if work else ""),
     )
 
 
@@ -206,13 +218,12 @@ def _prospect(
     task: Task, work: Left, measured: Measured, home: str, home_config: Mapping[str, str], *, resumed: bool
 ) -> Prospect:
     base = prospect_of(task)
-    speed = relative(task.speed, work.on) if task.speed else relative(measured.paces, work.on or None)
     return replace(
         base,
         hours=work.hours,
         lost=base.lost if task.checkpoint is not None else max(base.lost, (work.hours or 0.0) / 2),
         restarts=measured.restarts,
-        speed=speed,
+        speed=speeds(task, measured, work.on),
         checkpoint=measured.checkpoint,
         egress=egress.by_place(home, home_config),
         leaving=egress.leaving(home, home_config),

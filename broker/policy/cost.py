@@ -336,7 +336,12 @@ class Prospect:
 
     def speed_of(self, offer: Offer) -> float:
         """How fast the offer's card is, where the work's hours are those of a card of speed 1."""
-        if not self.speed or not offer.gpu:
-            return 1.0
-        found = self.speed.get(offer.gpu)
-        return found if found is not None else self.speed.get(model(offer.gpu), 1.0)
+        return speed_of(offer.gpu or "", self.speed)
+
+
+def speed_of(card: str, speed: Mapping[str, float]) -> float:
+    """What is said of the card, or else of its model; 1 where nothing is."""
+    if not speed or not card:
+        return 1.0
+    found = speed.get(card)
+    return found if found is not None else speed.get(model(card), 1.0)

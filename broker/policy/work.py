@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker.policy.cost import speed_of
+
 SLOW = 0.75
 """A machine that makes less than so much of the steps that its card should make is a slow one."""
 SETTLED, ENOUGH = 600.0, 20
@@ -93,8 +95,10 @@ def left(
     stays: Sequence[Stay] = (),
     checkpoint: tuple[int, int] | None = None,
     paces: Mapping[str, float] | None = None,
+    speed: Mapping[str, float] | None = None,
 ) -> Left:
-    """The work left. hours, steps, on: as the task has them. stays: its machines so far, oldest first.
+    """The work left. hours, steps, on: as the task has them. stays: its machines so far, oldest first. speed: of cards,
+    as times the one that `hours` are for.
 
     checkpoint: (step, all steps) as the newest checkpoint has them. paces: steps per hour by card, measured with jobs
     of the same task.
@@ -108,7 +112,9 @@ def left(
         told = f"its checkpoint (step {checkpoint[0]} of {checkpoint[1]})"
     share = min(1.0, (done or 0) / total) if total else None
     if hours is not None:
-        return _of_hours(hours, on, stays, share if done is not None else None, f"{done} of {total} steps are done")
+        return _of_hours(
+            hours, on, stays, share if done is not None else None, f"{done} of {total} steps are done", speed or {}
+        )
     if total is None or share is None:
         return UNKNOWN
     rest = max(0, total - (done or 0))
@@ -122,14 +128,17 @@ def left(
     return UNKNOWN
 
 
-def _of_hours(hours: float, on: str, stays: Sequence[Stay], share: float | None, steps: str) -> Left:
+def _of_hours(
+    hours: float, on: str, stays: Sequence[Stay], share: float | None, steps: str, speed: Mapping[str, float]
+) -> Left:
     if share is not None:
         return Left(hours * (1 - share), f"work.hours: {hours:g}, of which {steps}", on, share)
     ran = sum(stay.hours for stay in stays)
     if not ran:
         return Left(hours, f"work.hours: {hours:g}", on)
-    rest = max(0.0, hours - ran)
-    return Left(rest, f"work.hours: {hours:g}, less the {ran:.3g} h that it has run", on, min(1.0, ran / hours))
+    made = sum(stay.hours * speed_of(stay.card, speed) for stay in stays)
+    text = f"the {ran:.3g} h that it has run" + (f", worth {made:.3g}{_on(on)}" if made != ran else "")
+    return Left(max(0.0, hours - made), f"work.hours: {hours:g}, less {text}", on, min(1.0, made / hours))
 
 
 def _done(stays: Sequence[Stay]) -> int | None:

@@ -198,6 +198,26 @@ def test_a_job_teaches_the_next_one(stage: Stage) -> None:
     assert (again.wish.prospect.cache, again.wish.prospect.spared) == (3.0, pytest.approx(0.1))
 
 
+@pytest.mark.parametrize(
+    ("work", "speed"),
+    [
+        (Work(hours=6), {}),  # of whichever card: steps an hour say nothing of it
+        (Work(hours=6, on="A100"), {}),  # never seen here
+        (Work(hours=6, on="H100"), {"H100": 1.0, "L4": 0.25}),
+        (Work(steps=7200), {"H100": 1.0, "L4": 0.25}),
+    ],
+)
+def test_paces_are_speeds_only_beside_the_card_that_the_hours_are_for(
+    store: Store, work: Work, speed: dict[str, float]
+) -> None:
+    records = Records(store)
+    records.learn(lesson(1, pace=3600.0))
+    records.learn(lesson(2, pace=900.0, offer=replace(B1, gpu="L4")))
+    outlook = planned(task(work=work, resources=Resources(gpu="H100", gpu_count=1)), "file:///h", {}, records, START)
+    assert outlook.wish.prospect is not None
+    assert outlook.wish.prospect.speed == speed
+
+
 def test_work_left_comes_from_progress(stage: Stage) -> None:
     stage.at_tick = lambda now: now + 60.0
     job = stage.submit(work=None, resources=Resources(gpu="H100", gpu_count=1, disk=0.001))

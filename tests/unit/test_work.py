@@ -34,6 +34,10 @@ def test_without_progress_what_has_run_counts() -> None:
     assert found.hours == pytest.approx(4.0)
     assert "less the 2 h that it has run" in found.source
     assert left(1.0, None, stays=[stay(5.0)]).hours == 0.0
+    stays = [stay(2.0, card="L4"), stay(0.5, card="H100-SXM")]
+    other = left(6.0, None, on="H100", stays=stays, speed={"H100": 1.0, "L4": 0.25})
+    assert other.hours == pytest.approx(5.0), "two hours of a slow card are half an hour of the other"
+    assert other.source == "work.hours: 6, less the 2.5 h that it has run, worth 1 on H100"
 
 
 def test_progress_alone_says_it_by_its_pace() -> None:
