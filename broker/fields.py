@@ -189,7 +189,8 @@ class AlternativeFields(Fields):
     accelerators: Annotated[Any, BeforeValidator(_cards), _written("string", "object", "array", "null")] | None = (
         _field(
             "The GPUs: `A100`, `A100:8`, a map `{A100: 1, L4: 1}` of which any will do, a list in order of preference, "
-            "or memory `24GB+`, `nvidia:40GB+:2`. `H100` is any form of it, `H100-SXM` that form only."
+            "or memory `24GB+`, `40GB+:2` (NVIDIA's; `amd:40GB+` is AMD's). `H100` is any form of it, `H100-SXM` that "
+            "form only."
         )
     )
     cpus: Annotated[float, _scalar(quantity.at_least), _written("number", "string")] | None = _field(

@@ -333,9 +333,9 @@ def nominal(reported: float, name: str = "") -> float:
 
 
 def wanted(text: str) -> str:
-    """What may be asked for, in canonical form: a card, a family, or memory as `24GB`, `24GB+`, `nvidia:40GB+`.
+    """What may be asked for, in canonical form: a card, a family, or memory as `24GB`, `24GB+`, `amd:40GB+`.
 
-    Raises ValueError.
+    Memory is that of NVIDIA's cards where no maker is named. Raises ValueError.
     """
     selector = _SELECTOR.fullmatch(text.strip())
     if selector is None:
@@ -376,9 +376,10 @@ def matches(request: str, offered: str, memory: float = 0.0) -> bool:
         return False  # a share of the card, or a smaller edition of it
     if (selector := _SELECTOR.fullmatch(request)) is not None:
         has = max(found.memory, nominal(memory, found.name))
-        size, vendor = float(selector["size"]), selector["vendor"]
+        # Programs and images are CUDA's unless they say otherwise: the cheapest AMD card would only make them fail.
+        size, vendor = float(selector["size"]), selector["vendor"] or "NVIDIA"
         enough = has >= size if selector["more"] else _is(size, has) or has == size
-        return enough and (not vendor or vendor.upper() == found.vendor.upper())
+        return enough and vendor.upper() == found.vendor.upper()
     try:
         asked = card(request)
     except ValueError:

@@ -85,5 +85,6 @@ def test_a_wish_for_memory_takes_any_card_that_has_it() -> None:
         rented("c", "T4", "r", 0.1, count=1, memory=16.0), rented("d", "MI300X", "r", 0.2, count=1, memory=192.0),
     ]  # fmt: skip
     assert [c.taken for c in decide(offers, "nvidia:24GB+", 1).ranked] == ["L4 with 24 GB", "RTX4090 with 24 GB"]
-    assert decide(offers, "24GB+", 1).reasons[0].startswith("MI300X with 192 GB, spot in")
+    assert decide(offers, "24GB+", 1).reasons[0].startswith("L4 with 24 GB, spot in"), "images and programs are CUDA's"
+    assert decide(offers, "amd:24GB+", 1).reasons[0].startswith("MI300X with 192 GB, spot in")
     assert decide([replace(offers[0], gpu_count=2)], "24GB+", 1).offer is None
