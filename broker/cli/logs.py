@@ -45,33 +45,34 @@ def logs_verb(
         warn_without_broker(screen, [job])
     rows = job.placements()
     whole = tail is None and not since
-    printer.put(output.lines(rows, final=done) if whole else output.last(rows, tail, since=after, final=done))
-    printer.unfinished(output.pending(), live=follow)
-    printer.document()
+    if not (follow and whole):
+        printer.put(output.lines(rows, final=done) if whole else output.last(rows, tail, since=after, final=done))
+        printer.unfinished(output.pending(), live=follow)
+        printer.document()
     if follow:
-        if not done:
-            _follow(screen, job, printer, output)
+        _follow(screen, job, printer, output, done=done and not whole)
         screen.say(f"{job.id} {job.status}" + (f": {job.message}" if job.message not in ("", job.status) else ""))
     elif not printer.lines and tail != 0:
         screen.say(f"no output since {since}" if since and output.seen else _silence(job, done=done))
 
 
-def _follow(screen: Screen, job: Job, printer: _Printer, output: Output) -> None:
+def _follow(screen: Screen, job: Job, printer: _Printer, output: Output, *, done: bool) -> None:
     """Print what comes until the job has ended. A home that is out of reach for a while ends nothing."""
     from broker.errors import HomeUnavailable
 
-    done, told = False, ""
+    told = ""
     while not done:
-        time.sleep(0.5 if job.home.is_local else 2.0)
         ended = job.refresh().row.decided
         try:
             printer.put(output.lines(job.placements(), final=ended))
         except HomeUnavailable as error:
             if told != (told := error.message):
                 screen.warn(f"the output cannot be read now, and is tried again: {error}")
-            continue
-        done, told = ended, ""
-        printer.unfinished(output.pending(), live=True)
+        else:
+            done, told = ended, ""
+            printer.unfinished(output.pending(), live=True)
+        if not done:
+            time.sleep(0.5 if output.home.is_local else 2.0)
 
 
 def moment(text: str, option: str) -> float:

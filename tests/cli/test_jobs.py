@@ -78,11 +78,13 @@ def test_who_follows_outlasts_a_home_that_is_away(cli: Cli) -> None:
     first = follower.stdout.readline()
     home = cli.state / "home"
     home.rename(home.with_name("unplugged"))
-    while "the output cannot be read now, and is tried again" not in (said := follower.stderr.readline()):
-        assert said, "it ended"
+    said = [""]
+    while "the output cannot be read now, and is tried again" not in said[-1]:
+        said.append(follower.stderr.readline())
+        assert said[-1], said
     home.with_name("unplugged").rename(home)
-    rest, _ = follower.communicate(timeout=90)
-    assert first + rest == cli("logs", job).stdout
+    rest, words = follower.communicate(timeout=90)
+    assert first + rest == cli("logs", job).stdout, [said, words]
     assert "step 60" in rest
 
 
