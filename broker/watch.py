@@ -38,6 +38,7 @@ ACCESS_POLL = 15.0  # the shortest access lasts a quarter of an hour
 ONE_BY_ONE = 30.0
 TROUBLE_AFTER = 3
 UNSHOWN_BEATS = 5  # beats longer than its lag that a list is waited for which has never shown a machine that boots
+SPEAKS = 2.5  # beats within which a new one was heard of a machine that is there, whatever a list leaves out
 HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read once
 
 
@@ -262,8 +263,8 @@ class Watcher:
         lag = traits.list_lag + (UNSHOWN_BEATS * beat if heard is None and key not in self.facts.shown else 0.0)
         if now < held.launched_at + lag:
             return False
-        if key not in self.facts.shown and heard is not None and time.monotonic() - heard.changed < 3 * beat:
-            return False  # it speaks: the list is later than its provider says
+        if heard is not None and time.monotonic() - heard.changed < SPEAKS * beat:
+            return False  # it speaks: the list is late, or says less than there is
         self.facts.absences[key] = self.facts.absences.get(key, 0) + 1
         return self.facts.absences[key] == 2
 

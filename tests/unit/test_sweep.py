@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from unit.stage import SPOT, START, Stage, offer
 
 from broker.contract import wrap
 from broker.errors import AuthFailed, InvalidRequest
+from broker.home import JobKeys
 from broker.job import Job
 from broker.market import Marketplace
 from broker.offer import Market, Offer
@@ -37,7 +40,9 @@ def warnings(job: Job) -> list[str]:
 
 
 def followed(stage: Stage, job: Job) -> Followed:
-    held = {placement.generation: placement for placement in stage.state(job).held}
+    # The watcher's own clock is this computer's.
+    long_ago = time.time() - 600.0
+    held = {placement.generation: replace(placement, launched_at=long_ago) for placement in stage.state(job).held}
     return Followed(job.id, job.row.home, held, lambda: None)
 
 
@@ -133,6 +138,33 @@ def test_a_home_that_is_away_when_its_broker_starts_is_heard_once_it_is_there(st
         assert wait_for(lambda: job_followed.heard, 20.0)
     finally:
         watcher.close()
+
+
+def test_a_list_that_says_less_than_there_is_takes_no_machine_that_speaks(tmp_path: Path) -> None:
+    """Twice, and more often, it leaves a healthy machine out; once that is silent, too, it has gone."""
+    stage = Stage(tmp_path, [offer("a1", Market.ON_DEMAND)], restart=60.0, limits={"beat": 60.0})
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    (machine,) = stage.cloud.rented.values()
+    watcher, home, state = Watcher(stage.world), stage.world.home(job.row.home), stage.state(job)
+    home.put(JobKeys(job.id).beat(1), json.dumps({"n": 1, "state": "running"}).encode())
+
+    def instances() -> Mapping[int, Instance | None]:
+        return watcher.seen(state, job.row.home).instances
+
+    try:
+        watcher.follow(followed(stage, job))
+        assert wait_for(lambda: 1 in instances() and bool(watcher.facts.beats), 30.0)
+        machine.hidden_until = START + 1e9
+        assert wait_for(lambda: 1 not in instances(), 30.0), "it is unknown, not gone"
+        looks = len(stage.cloud.calls)
+        assert wait_for(lambda: len(stage.cloud.calls) > looks + 10, 30.0)
+        assert 1 not in instances()
+        watcher.facts.beats[job.id, 1].changed -= 3600.0  # an hour without a word
+        assert wait_for(lambda: 1 in instances() and instances()[1] is None, 30.0)
+    finally:
+        watcher.close()
+        stage.close()
 
 
 def test_a_second_machine_of_one_launch_is_ended_and_is_not_taken_for_the_first(stage: Stage) -> None:
