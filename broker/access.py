@@ -251,20 +251,20 @@ def _ask(settings: Mapping[str, str], way: str, name: str, policy: str, seconds:
         raise ConfigError("scoped keys for an S3 home need boto3", fix="pip install 'spotbroker[aws]'") from error
     shortest, longest = LIFE[way]
     life = int(min(max(seconds, shortest), longest))
-    client = sts(settings)
+    asked = sts(settings)
     try:
         if way == "federation":
-            return _credentials(client.get_federation_token(Name=name[-32:], Policy=policy, DurationSeconds=life))
+            return _credentials(asked.get_federation_token(Name=name[-32:], Policy=policy, DurationSeconds=life))
         role = settings.get("role_arn", "")
         if not role:
             raise ConfigError("[home_config] mint = 'assume-role' needs role_arn", fix="set role_arn in [home_config]")
         wanted = {"RoleArn": role, "RoleSessionName": f"spotbroker-{name}"[-64:], "Policy": policy}
         try:
-            return _credentials(client.assume_role(**wanted, DurationSeconds=life))
+            return _credentials(asked.assume_role(**wanted, DurationSeconds=life))
         except ClientError as error:
             if life <= SURE or error.response["Error"].get("Code") != "ValidationError":
                 raise
-            return _credentials(client.assume_role(**wanted, DurationSeconds=SURE))
+            return _credentials(asked.assume_role(**wanted, DurationSeconds=SURE))
     except ClientError as error:
         raise _translated(way, error.response) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
@@ -285,7 +285,8 @@ def sts(settings: Mapping[str, str]) -> Any:
     def setting(name: str) -> str | None:
         return settings.get(name) or settings.get(f"aws_{name}") or None
 
-    return sdk(settings).client(
+    return client(
+        settings,
         "sts",
         endpoint_url=settings.get("sts_endpoint") or None,
         region_name=setting("region") or setting("default_region") or "us-east-1",
@@ -296,12 +297,17 @@ def sts(settings: Mapping[str, str]) -> Any:
     )
 
 
-def sdk(settings: Mapping[str, str]) -> Any:
-    """boto3's session for a home: of its profile where it has one. Raises ConfigError."""
+def client(settings: Mapping[str, str], service: str, **options: Any) -> Any:
+    """boto3's client for a home, of its profile where it has one. Raises ConfigError."""
     import boto3
+    from botocore.exceptions import BotoCoreError
 
     profile = settings.get(signing.SETTING, "")
-    return boto3.Session(botocore_session=signing.session(profile)) if profile else boto3.Session()
+    try:
+        maker: Any = boto3.Session(botocore_session=signing.session(profile)) if profile else boto3
+        return maker.client(service, **options)
+    except BotoCoreError as error:  # the AWS configuration is read even where the keys are given
+        raise ConfigError(f"the AWS configuration: {error}", fix="see ~/.aws/config and AWS_PROFILE") from error
 
 
 def _credentials(answer: Mapping[str, Any]) -> Mapping[str, Any]:

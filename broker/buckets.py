@@ -30,7 +30,8 @@ def client(settings: Mapping[str, str]) -> S3Client:
         response_checksum_validation="when_required",
         s3={"addressing_style": "path"} if settings.get("endpoint") else {},
     )
-    made: S3Client = access.sdk(settings).client(
+    made: S3Client = access.client(
+        settings,
         "s3",
         endpoint_url=settings.get("endpoint") or None,
         region_name=settings.get("region") or "us-east-1",

@@ -163,6 +163,16 @@ def test_a_profile_that_there_is_not(cli: Cli, on_sso: tuple[str, ...]) -> None:
     assert "--profile goes with --store s3 only" in refused
 
 
+def test_an_environment_that_names_no_profile_there_is(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> None:
+    """The SDK reads it even where it is given a key."""
+    cli.env.update({**aws.variables(), "AWS_PROFILE": "nobody"})
+    bucket = seaweedfs.new_home("").removeprefix("s3://")
+    done = setup(cli, "--store", "s3", "--endpoint", seaweedfs.endpoint, "--region", "us-east-1", "--bucket", bucket,
+                 key="minter", code=78)  # fmt: skip
+    assert "nobody" in done.stderr
+    assert "AWS_PROFILE" in done.stderr
+
+
 @pytest.fixture
 def gate(cli: Cli, aws: Aws, seaweedfs: SeaweedFS) -> Iterator[Gate]:
     cli.env.update(aws.variables())
