@@ -105,6 +105,7 @@ class Engine:
         self.url = database_url(config.state, config.database, "engine.db")
         self.lock = lock_of(config, self.executor_id)
         self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
         self._news: threading.Thread | None = None
@@ -175,6 +176,7 @@ class Engine:
                     fix="run the job with detach=True, or in a process of its own by `broker run`",
                 )
             DBOS.launch()
+            self._loop = instance._background_event_loop._loop  # noqa: SLF001 - see `_settle`
         except BaseException as error:  # noqa: BLE001 - handed to the starting thread, which raises it
             failures.append(error)
 
@@ -197,6 +199,9 @@ class Engine:
         # Workflows that wait are cancelled here and stay pending, which DBOS would report as an error of theirs.
         logging.getLogger("dbos").setLevel(logging.CRITICAL + 1)
         if os.getpid() == self._pid:
+            if self._loop is not None:
+                with contextlib.suppress(TimeoutError, RuntimeError):
+                    asyncio.run_coroutine_threadsafe(_settle(), self._loop).result(timeout=CLOSE_LIMIT)
             DBOS.destroy(destroy_registry=False)
         self._closed.set()
         if self._life is not None:
@@ -398,6 +403,19 @@ def _register() -> None:
         return data
 
     _registered["workflow"] = job
+
+
+async def _settle() -> None:
+    """Cancel what runs in this loop, and let whoever waits for it hear of its end.
+
+    DBOS does the first too, but not the second (3.4): it stops its loop in the very round in which a workflow may have
+    ended, and the thread that waits for that one waits for ever, and the process's exit with it.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0)
 
 
 async def _step(data: dict[str, Any]) -> dict[str, Any]:
