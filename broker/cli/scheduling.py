@@ -99,7 +99,7 @@ def _wake(entry: Entry, config: Config, mark: str) -> None:
 def _told_of_adding(screen: Screen, timetable: Timetable, entry: Entry) -> None:
     """What comes next, what stands in the way, and what a sleeping computer means."""
     from broker import crontab
-    from broker.cli.trial import try_bare
+    from broker.cli.trial import try_bare, try_here
 
     if screen.json:
         screen.data(_json(entry, None))
@@ -114,8 +114,7 @@ def _told_of_adding(screen: Screen, timetable: Timetable, entry: Entry) -> None:
         screen.warn("no cron daemon runs here: start it (Debian: service cron start), or keep `broker up` running")
     if entry.by == "systemd":
         screen.say("a user timer runs while you are logged in; for nights: loginctl enable-linger")
-    if entry.by != "broker":
-        try_bare(screen, timetable, entry)
+    (try_here if entry.by == "broker" else try_bare)(screen, timetable, entry)
     missed = "joined into one run then" if entry.schedule.missed == "join" else "skipped"
     screen.say(f"nothing runs while this computer sleeps: runs that pass are {missed}, and moves wait until it wakes")
 

@@ -64,6 +64,22 @@ def try_bare(screen: Screen, timetable: Timetable, entry: Entry) -> None:
     screen.say(f"tried as cron will run it: {found['takes'] or 'nothing within price now'}")
 
 
+def try_here(screen: Screen, timetable: Timetable, entry: Entry) -> None:
+    """Say what a run would take now, or why it would fail, for `broker up`, which has what its own shell has."""
+    from broker.errors import BrokerError
+
+    _say_kept(screen, entry)
+    try:
+        with screen.waiting("the providers' answers"):
+            plan = _plan(timetable, entry)
+    except BrokerError as error:
+        screen.warn(f"its runs will fail: {error.message}")
+        if error.fix:
+            screen.say(f"  try: {error.fix}")
+        return
+    screen.say(f"tried: {_taken(plan) or 'nothing within price now'}")
+
+
 def _say_kept(screen: Screen, entry: Entry) -> None:
     """Which values cron does not have, and the schedule keeps."""
     names = sorted({name for given in entry.given.values() for name in given})

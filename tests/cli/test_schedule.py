@@ -71,6 +71,18 @@ def test_a_task_without_a_schedule_is_told_how(cli: Cli) -> None:
     assert 'schedule: {cron: "0 22 * * 1-5", tz: Europe/Lisbon}' in done.stderr
 
 
+def test_a_run_that_would_fail_is_told_when_its_schedule_is_added(cli: Cli) -> None:
+    folder = scheduled(cli, 'schedule: {cron: "0 22 * * *", deadline: "07:00"}\n')
+    file = folder / "task.yaml"
+    without = re.sub(r"^work: .*\n", "", file.read_text(), flags=re.MULTILINE)
+    file.write_text(f"{without}work: {{hours: 1}}\n")
+    assert "tried: it would rent local/" in cli("schedule", "add", "counter", "--up").stderr
+    file.write_text(without)
+    told = cli("schedule", "add", "counter", "--up").stderr
+    assert "warning: its runs will fail: " in told
+    assert "how much work there is" in told
+
+
 @HAS_CRON
 def test_add_list_rm_are_one_marked_line(cli: Cli, crontab: None) -> None:
     scheduled(cli, 'schedule: {cron: "30 22 * * 1-5", tz: Asia/Kolkata}\n')
