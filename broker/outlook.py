@@ -135,7 +135,8 @@ def outlook_of(row: JobRow, task: Task, state: JobState, world: World) -> Outloo
     """For a job as it stands."""
     records = world.records
     measured, rows = records.measured(task), world.store.placements(row.id)
-    stays = tuple(_stay(placement, state, world.clock()) for placement in rows if placement.program_at is not None)
+    saves = {event.generation: event.at for event in world.store.events(row.id, kinds=("snapshot",))}
+    stays = tuple(_stay(one, state, saves.get(one.generation), world.clock()) for one in rows if one.program_at)
     work = _left(task, stays, None, measured)
     if work.hours is None and stays:
         work = _left(task, stays, _told_by_checkpoint(row, rows, world), measured)
@@ -243,13 +244,16 @@ def _image(task: Task) -> float:
     return (images.size_gb(found.name if found else None) or 0.0) * 1e9 / 2**30
 
 
-def _stay(row: PlacementRow, state: JobState, now: float) -> Stay:
+def _stay(row: PlacementRow, state: JobState, saved: float | None, now: float) -> Stay:
+    """saved: when its newest snapshot was seen. What a machine that has gone did after that is done again."""
     beat: Mapping[str, Any] = row.beat or {}
     told: Mapping[str, Any] = beat.get("progress") or {}
     live = state.live is not None and state.live.generation == row.generation
+    gone = min(t for t in (row.noticed_at, row.ended_at, now) if t is not None)
+    kept = row.program_at if saved is None else saved
     return Stay(
         began=row.program_at,
-        until=told.get("at") or (now if live else min(t for t in (row.noticed_at, row.ended_at, now) if t is not None)),
+        until=told.get("at") or (now if live or kept is None else min(gone, kept)),
         first=beat.get("first_step"),
         step=told.get("step"),
         total=told.get("total"),

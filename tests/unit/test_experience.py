@@ -228,6 +228,19 @@ def test_work_left_comes_from_progress(stage: Stage) -> None:
     assert found.on == "H100"
 
 
+def test_without_progress_what_was_not_saved_is_work_left(stage: Stage) -> None:
+    job = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
+    stage.run(job, until=lambda: stage.clock() > START + HOUR)
+    stage.store.update_placement(job.id, 1, beat={"seq": 2}, ended_at=START + HOUR)
+    state = replace(stage.state(job), live=None)
+    only_first = outlook_of(job.row, job.task, state, stage.world).left
+    assert only_first.hours == pytest.approx(2.0, abs=0.01), "saved once, when it began"
+    stage.store.event(job.id, "snapshot", "snapshot 2", generation=1, once="2", at=START + 600 + HOUR / 2)
+    assert outlook_of(job.row, job.task, state, stage.world).left.hours == pytest.approx(1.5, abs=0.01)
+    alive = outlook_of(job.row, job.task, stage.state(job), stage.world).left
+    assert alive.hours == pytest.approx(2.0 - (stage.clock() - START - 600) / HOUR, abs=0.01)
+
+
 def test_saves_send_what_they_do_not_share_with_the_one_before(stage: Stage) -> None:
     job = stage.submit(resources=Resources(gpu="H100", gpu_count=1, disk=0.001))
     stage.run(job, until=lambda: stage.clock() > START + HOUR)
