@@ -70,6 +70,7 @@ def test_what_one_region_may_not_be_asked_is_named(aws: Aws, provider: AwsProvid
 def test_machines_stand_though_nobody_may_ask_for_their_notices(aws: Aws, known: AwsProvider) -> None:
     """Their guests see the notice; a machine that could not be listed could not be seen to end."""
     launched = known.launch(request_for(cheapest(known)[0]))
+    aws.world.notice_seconds = 60.0
     aws.world.take_back(launched.id, notice=True)
     aws.world.fail("DescribeSpotInstanceRequests", "UnauthorizedOperation", 403)
     (found,) = known.instances()
