@@ -123,7 +123,8 @@ def _bad_profile(world: Ec2, form: dict[str, str]) -> Answer | None:
     if (name := form.get("IamInstanceProfile.Name")) is None:
         return None
     profile = _profile(name)
-    if profile is None or time.time() - profile.create_date.replace(tzinfo=dt.UTC).timestamp() < world.profile_lag:
+    if profile is None or world.profile_lag:
+        world.profile_lag = max(0, world.profile_lag - 1)
         text = f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
         return ec2_error("InvalidParameterValue", text)
     if not profile.roles:

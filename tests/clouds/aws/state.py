@@ -120,7 +120,7 @@ class Ec2:
     """notice_seconds: between a notice and the end; EC2 takes 120. page: rows of a page at most.
 
     profile_keys: gives a machine with a profile its keys, as its metadata service tells them, for its role's policy.
-    profile_lag: seconds until EC2 hears of a fresh profile.
+    profile_lag: launches until EC2 has heard of a fresh profile.
     fleet_made: what happens, once, between a fleet's machine and its answer.
     refused: instance type → code and message of its launches. unlisted: regions that the list of them leaves out.
     sso: the keys of whoever has logged in, as `role_keys` gives them; None once the session is over.
@@ -157,7 +157,7 @@ class Ec2:
     hidden: float = 0.0
     clock: float = 0.0
     profile_keys: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
-    profile_lag: float = 0.0
+    profile_lag: int = 0
     token_life: float = 86_400.0
     calls: list[tuple[str, str, str, Mapping[str, Any]]] = field(default_factory=list)
     requests: dict[str, SpotRequest] = field(default_factory=dict)
