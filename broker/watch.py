@@ -44,13 +44,18 @@ HEAR_WITHIN = 30.0  # seconds within which a home that answers at all is read on
 
 @dataclass(slots=True)
 class Followed:
-    """What one job follows, by generation, and how to wake it. heard: its home has been read well since then."""
+    """What one job follows, by generation, and how to wake it. heard: its home has been read well since then.
+
+    wakes: how often it was woken; decided: up to which of them it knows and waits all the same.
+    """
 
     job: str
     home: str
     held: Mapping[int, Held]
     wake: Callable[[], None]
     heard: bool = False
+    wakes: int = 0
+    decided: int = -1
 
     @property
     def providers(self) -> set[str]:
@@ -131,10 +136,12 @@ class Watcher:
         return max(interval, least, len(self.followed) / 20)
 
     def settled(self, jobs: set[str]) -> bool:
-        """Do all these jobs wait here, with one good look at what they follow behind them?"""
+        """Do all these jobs wait here, with one good look at what they follow behind them that changed nothing?"""
         with self._lock:
             return all(
-                job in self.followed and all(name in self.facts.listed for name in self.followed[job].providers)
+                (followed := self.followed.get(job)) is not None
+                and followed.decided == followed.wakes
+                and all(name in self.facts.listed for name in followed.providers)
                 for job in jobs
             )
 
@@ -192,6 +199,8 @@ class Watcher:
     def _wake(self, jobs: set[str]) -> None:
         with self._lock:
             found = [self.followed[job] for job in jobs if job in self.followed]
+            for followed in found:
+                followed.wakes += 1
         for followed in found:
             followed.wake()
 
@@ -238,11 +247,12 @@ class Watcher:
                     ):
                         changed.add(followed.job)
             self.facts.instances[name] = listed
-            self.facts.listed[name] = now
             words = [(f.job, h, word) for f in concerned for h in f.held.values() if (word := _word(h, listed))]
         for job, held, word in words:
             self.world.store.event(job, "warning", word, generation=held.generation, once=held.instance)
         self._wake(changed)
+        with self._lock:
+            self.facts.listed[name] = now  # only now: whoever waits for a look waits for those whom it woke, too
         self.balances.look(
             self.world.provider(name),
             listed.values(),
@@ -461,6 +471,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
     try:
         while True:
             changed.clear()
+            wakes = followed.wakes
             heard = followed.heard or (None if time.monotonic() > patient_until else False)
             seen = watcher.seen(state, row.home)
             if seen.want is not None:
@@ -479,6 +490,7 @@ async def watch(state: JobState, world: World, watcher: Watcher) -> JobState:
             delay = max(0.05, wake_at(state, seen, limits) - world.clock())
             if seen.heard is False:
                 delay = min(delay, HEAR_WITHIN)
+            followed.decided = wakes
             try:
                 await asyncio.wait_for(changed.wait(), timeout=delay)
             except TimeoutError:

@@ -179,8 +179,11 @@ def test_a_second_machine_of_one_launch_is_ended_and_is_not_taken_for_the_first(
     stage.cloud.take_back("i-0002")
     watcher = Watcher(stage.world)
     try:
-        watcher.follow(followed(stage, job))
-        assert wait_for(lambda: watcher.settled({job.id}), 10.0)
+        watcher.follow(following := followed(stage, job))
+        assert wait_for(lambda: bool(watcher.facts.listed), 10.0)
+        assert not watcher.settled({job.id}), "it was woken and has not looked yet"
+        following.decided = following.wakes
+        assert watcher.settled({job.id})
         machine = watcher.seen(stage.state(job), job.row.home).instances[1]
     finally:
         watcher.close()
