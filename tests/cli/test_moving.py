@@ -64,7 +64,8 @@ def test_a_job_is_moved_by_hand_and_where_it_is_wanted(cli: Cli) -> None:
     cloud.take_back(cli.state / "local", handle.placements()[-1].instance or "", notice="vast")
     with up(cli):
         third = wait_for(lambda: cli.json("show", job)["stays"][2:], "the third machine")[0]
-        assert cli.json("show", job)["moves"][0]["restored"] is not None
+        first = wait_for(lambda: cli.json("show", job)["moves"], "a program after the first move")[0]
+        assert first["restored"] is not None
         assert third["where"] == "local/south/south-1"
         (row,) = (row for row in handle.placements() if row.generation == third["generation"])
         assert (third["market"], row.reasons[-1]) == (

@@ -25,6 +25,7 @@ SAVED = API / "runpod" / "gpu_types_graphql_answer.json"
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "inputs"
 ONE = OfferQuery(gpu="RTX4090", gpu_count=1)
 ANY = OfferQuery(gpu="1GB+", gpu_count=1, disk=0.0)
+AMD = OfferQuery(gpu="amd:1GB+", gpu_count=1, disk=0.0)
 
 
 @pytest.fixture
@@ -68,7 +69,8 @@ def test_the_real_answer_gives_exactly_the_offers_that_exist_sorted_by_true_pric
     cloud: RunPod, tmp_path: Path
 ) -> None:
     cloud.cards = shared(SAVED)
-    offers = keyless(cloud, tmp_path).offers(ANY)
+    runpod = keyless(cloud, tmp_path)
+    offers, others = runpod.offers(ANY), runpod.offers(AMD)
     expected = sold(cloud.cards)
     named = {
         (
@@ -77,10 +79,10 @@ def test_the_real_answer_gives_exactly_the_offers_that_exist_sorted_by_true_pric
             str(o.market),
             o.price,
         )
-        for o in offers
+        for o in (*offers, *others)
     }
     assert named == expected
-    assert len(offers) == len(expected) == 101
+    assert len(offers) + len(others) == len(expected) == 101
     assert [o.hourly for o in offers] == sorted(o.hourly for o in offers)
     assert rows(offers)[:3] == [
         ("RTXA2000", "community", "spot", 0.06),
@@ -88,19 +90,22 @@ def test_the_real_answer_gives_exactly_the_offers_that_exist_sorted_by_true_pric
         ("RTX3080", "community", "spot", 0.09),
     ]
     assert not [o for o in offers if o.gpu == "B200" and o.market is Market.SPOT]
-    assert not [o for o in offers if o.gpu == "MI300X" and o.trust is Trust.COMMUNITY]
+    assert {(o.gpu, o.trust) for o in others} == {("MI300X", Trust.DATACENTER)}
 
 
 def test_placeholders_are_no_prices(cloud: RunPod, tmp_path: Path) -> None:
     """Case 4: 0, and 0.5 for a cloud where the card is not sold."""
     data = shared(CASES / "c04_runpod_gputypes.json")
     cloud.cards = [{**row, "id": row["displayName"]} for row in data["data"]["gpuTypes"]]
-    assert rows(keyless(cloud, tmp_path).offers(ANY)) == [
+    runpod = keyless(cloud, tmp_path)
+    assert rows(runpod.offers(ANY)) == [
         ("RTX3070", "community", "spot", 0.07),
         ("RTX3070", "community", "on_demand", 0.13),
+        ("B200", "datacenter", "on_demand", 6.39),
+    ]
+    assert rows(runpod.offers(AMD)) == [
         ("MI300X", "datacenter", "spot", 1.49),
         ("MI300X", "datacenter", "on_demand", 2.49),
-        ("B200", "datacenter", "on_demand", 6.39),
     ]
 
 

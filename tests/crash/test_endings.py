@@ -186,7 +186,9 @@ def test_a_machine_that_fails(site: Site) -> None:
         machine = site.machine(job, 1)
         os.kill(site.supervisor(machine), signal.SIGKILL)
         site.done(job)
-    assert [row.cause for row in job.placements()] == ["failed", "self"]
+    first, second = job.placements()
+    assert first.cause == "failed"
+    assert second.cause in ("self", "broker"), "whoever was quicker, once the result was there"
     site.audit(lost_at_most=60)
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,10 @@ class Played:
     def __init__(self, folder: Path, python: str) -> None:
         install_runner(folder / "runner")
         self.folder = folder
+        # Whoever has the same mark is taken for a part of the program and ended with it; workers' folders share names.
+        self.mark = f"{uuid.uuid4().hex}/1"
         self.process = subprocess.Popen(
-            [python, "-I", "-S", folder / "runner", f"{folder.name}/1"],
+            [python, "-I", "-S", folder / "runner", self.mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], "OF_THE_IMAGE": "yes"},
@@ -52,7 +55,7 @@ class Played:
 
     def start(self, script: str, **env: str) -> None:
         (self.folder / "script").write_text(script)
-        values = {"PATH": os.environ["PATH"], "BROKER_PLACEMENT": f"{self.folder.name}/1", **env}
+        values = {"PATH": os.environ["PATH"], "BROKER_PLACEMENT": self.mark, **env}
         pairs = [[base64.b64encode(os.fsencode(text)).decode() for text in pair] for pair in values.items()]
         self.order(do="start", script=str(self.folder / "script"), cwd=str(self.folder), env=pairs)
 
