@@ -134,7 +134,7 @@ def _held(
         end_by=request.end_by,
         end_why=request.end_why,
         beat=world.limits(simulated=traits.simulated).beat,
-        where=f"{offer.where} {instance.market}",
+        where=f"{offer.where} {instance.market.told}",
         simulated=traits.simulated,
         bid=request.bid,
         latest=request.latest,
@@ -145,7 +145,7 @@ def _held(
     world.store.event(
         state.job,
         "launched",
-        f"{word} {instance.id} in {offer.where}, {instance.market}, {instance.hourly:.4f} USD/h",
+        f"{word} {instance.id} in {offer.where}, {instance.market.told}, {instance.hourly:.4f} USD/h",
         generation=state.generation,
         once="",
         adopted=adopted,
@@ -154,7 +154,7 @@ def _held(
         world.store.event(
             state.job,
             "warning",
-            f"asked for {offer.market}, got {instance.market} at {instance.hourly:.4f} USD/h",
+            f"asked for {offer.market.told}, got {instance.market.told} at {instance.hourly:.4f} USD/h",
             generation=state.generation,
             once="market",
         )
@@ -168,7 +168,7 @@ def _held(
         why = f"costs {held.hourly:.4f} USD/h, above max_price {task.max_price}"
         return _given_back(state, held, "max_price", why, world)
     if task.spot == "only" and instance.market is not Market.SPOT:
-        return _given_back(state, held, "market", f"is {instance.market}, and the task takes spot only", world)
+        return _given_back(state, held, "market", f"is {instance.market.told}, and the task takes spot only", world)
     return replace(state, places=())
 
 

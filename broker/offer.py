@@ -17,6 +17,11 @@ class Market(StrEnum):
     SPOT = "spot"
     ON_DEMAND = "on_demand"
 
+    @property
+    def told(self) -> str:
+        """As people are told it."""
+        return self.value.replace("_", "-")
+
 
 class Trust(StrEnum):
     """Who can look into the machine: a `cloud`, a marketplace's vouched `datacenter`, anybody's `community` host."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 
 from broker.config import Config
-from broker.offer import Market, Offer
+from broker.offer import Offer
 from broker.policy.budget import LONGEST_MARGIN, MARGIN, STRAY, UNCLEAR, Bill, Purse, ends, month, next_month
 from broker.policy.cost import Prospect
 from broker.policy.decision import clock, money
@@ -97,7 +97,7 @@ def short(found: Sequence[Purse], offer: Offer, hourly: float, worth: float, now
     enough = ceil(100 * (purse.limit - purse.left(now) + need * hourly / 3600)) / 100
     word = "reached" if purse.spent(now) > 0 else "is too little"
     rest = told(max(0.0, end[0] - now) / 3600)
-    what = "spot" if offer.market is Market.SPOT else "on-demand"
+    what = offer.market.told
     text = f"{purse.name} of {purse.limit:g} USD {word}: {standing(purse, now)}, which leaves {rest} of {what} in "
     text += f"{offer.where} at {money(hourly)}; a start needs {told(worth / 3600)}, for which {money(enough)} would do"
     return purse, text

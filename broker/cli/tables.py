@@ -32,7 +32,7 @@ RANKED, REJECTED = 8, 4
 
 
 def market(value: Market | str | None) -> str:
-    return {"spot": "spot", "on_demand": "on-demand"}.get(str(value), str(value or "–"))
+    return str(value).replace("_", "-") if value else "–"
 
 
 def price(usd: float | None) -> str:

@@ -211,8 +211,7 @@ def _impossible(
 
 
 def _named(candidate: Candidate) -> str:
-    market = "spot" if candidate.offer.market is Market.SPOT else "on-demand"
-    return f"{market} in {candidate.offer.where} at {money(candidate.cost)}"
+    return f"{candidate.offer.market.told} in {candidate.offer.where} at {money(candidate.cost)}"
 
 
 def told(hours: float) -> str:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from broker.offer import Market, OfferQuery
+from broker.offer import OfferQuery
 from broker.policy.cost import Cost, Prospect
 from broker.policy.decision import HOME_KEY, Candidate, Kind, Rejected, Wish, clock, money
 
@@ -17,8 +17,8 @@ def chosen(ranked: Sequence[Candidate], wish: Wish) -> tuple[str, ...]:
     lines = [best.why, "the only offer that fits"]
     if len(ranked) > 1:
         second = ranked[1]
-        market = "spot" if second.offer.market is Market.SPOT else "on-demand"
-        lines[1] = f"next best of {len(ranked)}: {market} in {second.offer.where} at {second.cost:.4f}"
+        place = f"{second.offer.market.told} in {second.offer.where}"
+        lines[1] = f"next best of {len(ranked)}: {place} at {second.cost:.4f}"
         if second.finish is not None:
             lines[1] += f", {money(second.finish.total)} to finish"
     if wish.prospect is not None:

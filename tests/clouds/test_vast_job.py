@@ -179,6 +179,6 @@ def test_case_2_what_was_got_is_what_is_booked(seaweedfs: SeaweedFS, tmp_path: P
         assert (row.market, row.hourly) == ("on_demand", pytest.approx(0.41))
         assert len(vast.account.contracts) == (0 if spot == "only" else 1)
         warned = " ".join(event.text for event in site.store.events(job.id, kinds=["warning"]))
-        assert "asked for spot, got on_demand at 0.4100 USD/h" in warned
+        assert "asked for spot, got on-demand at 0.4100 USD/h" in warned
         assert ("takes spot only" in warned) is (spot == "only")
         site.close()
