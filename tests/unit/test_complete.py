@@ -366,7 +366,7 @@ def test_a_link_to_what_is_not_complete_waits_for_it(tmp_path: Path) -> None:
     ("name", "pointer", "text"),
     [
         ("global_step{}", "latest", "global_step{}"),  # DeepSpeed
-        ("global_step{}", "latest", "/work/ckpt/global_step{}/\n"),
+        ("global_step{}", "latest", "/mnt/ckpt/global_step{}/\n"),
         ("iter_{:07d}", "latest_checkpointed_iteration.txt", "{}\n"),  # Megatron-LM
         ("ckpt-{}", "checkpoint", 'model_checkpoint_path: "ckpt-{}"\nall_model_checkpoint_paths: "ckpt-100"\n'),
     ],
