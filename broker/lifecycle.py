@@ -46,6 +46,12 @@ def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
         if now < entry.terminate_at:
             return entry
         if not _terminate(held, state, world):
+            if entry.gone_at is not None and now >= max(entry.gone_at, entry.since) + UNCONFIRMED_AFTER:
+                # It runs no more, so its job need not wait for ever; what is still listed of it the sweep asks about.
+                ended = f"{held.instance} has ended, and {held.provider} takes no word to delete what is left of it"
+                _may_bill(held, state, world, f"{ended}: a disk may still be billed")
+                _confirmed(entry, state, world)
+                return None
             return replace(entry, terminate_at=now + min(60.0, max(5.0, 0.1 * (now - entry.since))))
         entry = replace(entry, terminated_at=now, told_at=now)
         if entry.gone_at is None:
@@ -56,18 +62,16 @@ def _serve(entry: Retiring, state: JobState, world: World) -> Retiring | None:
         _confirmed(entry, state, world)
         return None
     if now - (entry.terminated_at or now) >= UNCONFIRMED_AFTER and not entry.unconfirmed:
-        world.store.event(
-            state.job,
-            "unconfirmed",
-            f"{held.provider} still lists {held.instance} {UNCONFIRMED_AFTER / 60:.0f} min after its termination: "
-            "it may still be billing",
-            generation=held.generation,
-            once="",
-        )
-        world.store.update_placement(state.job, held.generation, note="may still be billing")
+        listed = f"{held.provider} still lists {held.instance} {UNCONFIRMED_AFTER / 60:.0f} min after its termination"
+        _may_bill(held, state, world, f"{listed}: it may still be billing")
         entry = replace(entry, unconfirmed=True)
     _terminate(held, state, world)
     return replace(entry, told_at=now)
+
+
+def _may_bill(held: Held, state: JobState, world: World, text: str) -> None:
+    world.store.event(state.job, "unconfirmed", text, generation=held.generation, once="")
+    world.store.update_placement(state.job, held.generation, note="may still be billing")
 
 
 def _confirmed(entry: Retiring, state: JobState, world: World) -> None:

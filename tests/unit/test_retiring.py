@@ -83,3 +83,15 @@ def test_who_is_told_of_a_job_is_told_of_it_again_once_it_is_taken_up(stage: Sta
         assert [item.what for item in messages.send()] == ["nothing"]
         job.resume()
     assert heard.read_text().count("unavailable") == 2, heard.read_text()
+
+
+def test_a_job_does_not_wait_for_ever_for_what_is_left_of_a_machine_that_has_ended(stage: Stage) -> None:
+    """Without the right to end machines, one that ended itself would keep its job, and the next nights, from ending."""
+    job = stage.submit()
+    stage.run(job, until=lambda: stage.state(job).live is not None)
+    stage.cloud.script("terminate", *[NO_KEY] * 10_000)
+    stage.cloud.stop_by_hand("i-0001")
+    assert stage.run(job).status == "stopped", stage.story(job)
+    assert "a disk may still be billed" in stage.story(job)
+    assert 600 < stage.clock() - START < 3600
+    assert terminations(stage) < 40
